@@ -1,0 +1,202 @@
+"""What a user may ask for: the run request, with a default for everything but the task.
+
+Every setting of a run exists exactly once, here. Science (all sections but `timeouts`, and all of it but `search.steps`) is part of
+the run's identity; operational time-outs and the number of steps are not. Addresses, buckets and GPUs are deployment settings
+(``workers/settings.py``) and never appear in a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from workflows.contracts.base import Message, RunId
+from workflows.contracts.profiles import PROFILES
+
+
+class SearchSettings(Message):
+    """How parents are chosen (spec algorithm 1)."""
+
+    strategy: Literal["puct"] = "puct"
+    """`puct`: rank-prior PUCT with lineage blocking."""
+    groups: int = Field(default=8, ge=1, le=512)
+    """Parents per step (G)."""
+    rollouts: int = Field(default=64, ge=1, le=128)
+    """Programs sampled from each parent (R). More than 128 pending activities slow a workflow down superlinearly."""
+    steps: int = Field(default=50, ge=0, le=100_000)
+    """Steps to run; not part of the identity, so a run can be extended."""
+    exploration: float = Field(default=1.0, ge=0)
+    """PUCT constant c."""
+    visit_unit: Literal["rollout", "expansion"] = "rollout"
+    """One visit is a rollout (G = 1, as in every published implementation) or an expansion (G = R, the paper's words)."""
+    children_per_parent: int = Field(default=2, ge=0)
+    """Best children kept for each parent (top-k); 0 keeps all."""
+    capacity: int = Field(default=1000, ge=1)
+    """Nodes kept in the archive; seeds are kept beyond it."""
+    start: str = Field(default="default", pattern=r"^[A-Za-z0-9_-]+$")
+    """Which of the task's seed states opens the archive; `default` takes the task's own choice."""
+    offer_construction: bool = False
+    """Give the parent's construction to the child program as a global (the papers' non-strict mode)."""
+
+
+class SamplingSettings(Message):
+    """How programs are sampled. While training, anything but temperature 1, top-p 1, top-k off would bias the importance ratio."""
+
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    """-1: off."""
+    max_new_tokens: int = Field(default=26_000, ge=1)
+    context_tokens: int = Field(default=32_768, ge=16)
+    """Prompt and response together."""
+
+
+class ObjectiveSettings(Message):
+    """What is optimised (spec algorithm 2)."""
+
+    advantage: Literal["adaptive_entropic", "mean_baseline", "entropic"] = "adaptive_entropic"
+    beta: float = Field(default=2.0, gt=0)
+    """The constant β of `entropic`; `adaptive_entropic` solves for its own."""
+    kl_coefficient: float = Field(default=0.1, ge=0)
+    """λ of the centred token KL to the frozen base."""
+
+
+class OptimizerSettings(Message):
+    """Adam, one step per search step, no clipping, no warm-up (spec algorithm 2.4)."""
+
+    learning_rate: float = Field(default=4e-5, ge=0, le=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+
+
+class LoraSettings(Message):
+    """The trained adapter: PEFT LoRA on q, k, v, o, gate, up and down, dropout 0, B = 0 at the start."""
+
+    rank: int = Field(default=32, ge=1, le=512)
+    alpha: int = Field(default=32, ge=1, le=1024)
+
+
+class JudgeSettings(Message):
+    """Limits of one judged program; None takes the task's own."""
+
+    wall_seconds: float | None = Field(default=None, gt=0, le=86_400)
+    """Wall time told to the program; it is killed a little later."""
+    cores: int | None = Field(default=None, ge=1, le=64)
+    memory_bytes: int | None = Field(default=None, ge=64 << 20)
+
+
+class Timeouts(Message):
+    """Operational time-outs in seconds. Not part of the identity: raising one never starts another run."""
+
+    sample_seconds: float = Field(default=3600, gt=0)
+    judge_seconds: float = Field(default=1500, gt=0)
+    """For one attempt, queueing for a sandbox slot inside the worker included."""
+    train_seconds: float = Field(default=7200, gt=0)
+    publish_seconds: float = Field(default=900, gt=0)
+    control_seconds: float = Field(default=300, gt=0)
+    heartbeat_seconds: float = Field(default=60, gt=0)
+    """Silence after which a control, sample, train or engine worker counts as dead."""
+    judge_heartbeat_seconds: float = Field(default=30, gt=0)
+    retry_seconds: float = Field(default=2, gt=0)
+    """First pause before a retry; it doubles up to 30 times this."""
+    engine_wait_seconds: float = Field(default=120, gt=0)
+    """How long `publish` may wait in an engine's queue before the engines are listed anew."""
+
+
+class RunRequest(Message):
+    """One run of one task. ``{"task": "circle_packing_26"}`` is a complete request."""
+
+    task: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    """A folder of `tasks/`, or of a directory named in the deployment's settings."""
+    profile: str = "laptop"
+    """The preset that fills every field left out: see ``profiles.py``."""
+    name: RunId | None = None
+    """Run id; by default TASK-IDENTITY8, so that the same request resumes the same run."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    model: str = "packing-proposer"
+    """Name of a proposer in `tasks/proposers/`, or the path of a Hugging Face folder."""
+    train: Literal["on", "off"] = "on"
+    """`off`: the same search with the base model, the ablation that shows what training did."""
+    decode: Literal["batched", "repeatable"] = "batched"
+    """`repeatable` asks the embedded engine to decode each request alone, so that a seed fixes the whole chain."""
+    search: SearchSettings = SearchSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    lora: LoraSettings = LoraSettings()
+    judge: JudgeSettings = JudgeSettings()
+    timeouts: Timeouts = Timeouts()
+
+    @model_validator(mode="after")
+    def _training_needs_unbiased_samples(self) -> RunRequest:
+        if self.train == "on":
+            s = self.sampling
+            if (s.temperature, s.top_p, s.top_k) != (1.0, 1.0, -1):
+                raise ValueError(
+                    f"train=on needs sampling.temperature=1, top_p=1, top_k=-1, got {s.temperature}, {s.top_p}, {s.top_k}: "
+                    "anything else biases the importance ratio. Set train=off to sample differently."
+                )
+            if self.search.rollouts < 3 and self.objective.advantage == "adaptive_entropic":
+                raise ValueError(
+                    f"search.rollouts={self.search.rollouts} is too few for adaptive_entropic advantages, which need at least 3 "
+                    "(with 2 the advantage reaches 1e12). Raise it, or set objective.advantage=mean_baseline."
+                )
+        if self.sampling.max_new_tokens >= self.sampling.context_tokens:
+            raise ValueError(
+                f"sampling.max_new_tokens={self.sampling.max_new_tokens} leaves no room for a prompt in "
+                f"sampling.context_tokens={self.sampling.context_tokens}"
+            )
+        return self
+
+
+def parse_request(raw: object) -> RunRequest:
+    """Validate a user's JSON: profile defaults first, then the user's fields over them.
+
+    Raises:
+        ValueError: names each bad field, what it was, and what is allowed.
+    """
+    if not isinstance(raw, Mapping):
+        raise ValueError(
+            f'the run\'s input must be a JSON object such as {{"task": "circle_packing_26"}}, got {type(raw).__name__}'
+        )
+    profile = raw.get("profile", "laptop")
+    if profile not in PROFILES:
+        raise ValueError(f"profile: {profile!r} is not one of {', '.join(sorted(PROFILES))}")
+    try:
+        return RunRequest.model_validate(_merged(PROFILES[profile], raw))
+    except ValidationError as error:
+        raise ValueError(_explain(error)) from None
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        below = out.get(key)
+        out[key] = _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _explain(error: ValidationError) -> str:
+    """Pydantic's errors as sentences: where, what is wrong, what was given, and the allowed names for an unknown field."""
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"]) or "request"
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{where}: unknown field; allowed here: {', '.join(sorted(_fields_at(item['loc'][:-1])))}")
+        elif item["type"] == "missing":
+            lines.append(f'{where}: required, for example {{"task": "circle_packing_26"}}')
+        elif item["type"] == "value_error":
+            lines.append(item["msg"].removeprefix("Value error, "))
+        else:
+            lines.append(f"{where}: {item['msg']}, got {item['input']!r}")
+    return "; ".join(lines)
+
+
+def _fields_at(path: tuple[int | str, ...]) -> list[str]:
+    model: Any = RunRequest
+    for part in path:
+        model = model.model_fields[str(part)].annotation
+    return list(model.model_fields)
