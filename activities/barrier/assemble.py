@@ -1,0 +1,68 @@
+"""Collects a complete grid into a batch, or says exactly what is missing. Source: spec algorithm 4."""
+
+from __future__ import annotations
+
+from activities.blobs import digest_of
+from activities.errors import IncompleteGrid
+from activities.records import Batch, BatchRow, RolloutRecord, RunStore, StepPlan, Verdict, canonical_json
+from workflows.contracts.base import Coordinate, Digest, PolicyRef
+
+_NAMED = 8
+"""Coordinates spelled out in an error; the rest is counted."""
+
+
+def assemble(store: RunStore, step: int, plan: Digest, rollouts: int, policy: PolicyRef) -> Batch:
+    """Read all G×R rollouts and verdicts of a step.
+
+    Raises:
+        IncompleteGrid: a record or verdict is missing, a verdict is an infrastructure failure, or a rollout was sampled from
+            another policy version; names the coordinates.
+    """
+    groups = store.load(StepPlan, plan).groups
+    coordinates = [Coordinate(step=step, group=g.group, rollout=r) for g in groups for r in range(rollouts)]
+    rows: list[BatchRow] = []
+    missing: list[Coordinate] = []
+    unjudged: list[Coordinate] = []
+    versions: dict[str, list[Coordinate]] = {}
+    for at in coordinates:
+        rollout = store.find(store.rollout_key(at, "rollout"))
+        verdict = store.find(store.rollout_key(at, "verdict"))
+        if rollout is None:
+            missing.append(at)
+            continue
+        record = store.load(RolloutRecord, rollout)
+        if record.policy_name != policy.name:
+            versions.setdefault(record.policy_name, []).append(at)
+        if verdict is None or not (judged := store.load(Verdict, verdict)).outcome.is_result:
+            unjudged.append(at)
+            continue
+        rows.append(_row(at, rollout, verdict, record, judged))
+    problems = [
+        *([f"no rollout at {_list(missing)}"] if missing else []),
+        *([f"no verdict at {_list(unjudged)}"] if unjudged else []),
+        *(f"sampled from {name} instead of {policy.name}: {_list(where)}" for name, where in versions.items()),
+    ]
+    if problems:
+        raise IncompleteGrid(f"step {step}: {len(rows)}/{len(coordinates)} rollouts complete; {'; '.join(problems)}")
+    return Batch(step=step, policy_version=policy.version, plan=plan, rows=tuple(rows))
+
+
+def _row(at: Coordinate, rollout: Digest, verdict: Digest, record: RolloutRecord, judged: Verdict) -> BatchRow:
+    return BatchRow(
+        at=at,
+        rollout=rollout,
+        verdict=verdict,
+        outcome=judged.outcome,
+        reward=judged.reward,
+        value=judged.value,
+        score=judged.score,
+        exact=judged.exact,
+        construction=judged.construction,
+        tokens_digest=digest_of(canonical_json([record.prompt_tokens, record.response_tokens])),
+    )
+
+
+def _list(coordinates: list[Coordinate]) -> str:
+    shown = ", ".join(f"g{c.group:02d}/r{c.rollout:02d}" for c in coordinates[:_NAMED])
+    more = len(coordinates) - _NAMED
+    return shown + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,412 @@
+"""The documents that a run stores, and where they lie.
+
+    runs/<run>/open                               RunSpec, created by the first open
+    runs/<run>/steps/000003/plan                  StepPlan
+    runs/<run>/steps/000003/g05/r17/rollout       RolloutRecord
+    runs/<run>/steps/000003/g05/r17/verdict       Verdict
+    runs/<run>/steps/000003/batch | train         Batch, TrainRecord
+    runs/<run>/steps/000003/commit                StepCommit: the chain (step 0 is the opening commit)
+    runs/<run>/steps/000003/report                StepReport: times, hosts, metrics; beside the chain, not hashed into it
+
+Each entry holds the digest of a blob with the document's canonical JSON. An entry is created once; who comes second reads
+the winner.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from activities.blobs import Blobs, MissingKey
+from workflows.contracts.base import Coordinate, Digest, Message, Outcome, PolicyRef, RunRef
+from workflows.contracts.messages import StepSummary
+from workflows.contracts.request import RunRequest
+
+D = TypeVar("D", bound=BaseModel)
+
+SEED = Coordinate(step=0, group=0, rollout=0)
+"""Where the verdict on a run's seed program stands."""
+
+
+class Document(BaseModel):
+    """A stored document: frozen, strict about fields, canonical when written."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def canonical_json(value: Any) -> bytes:
+    """One byte string per value: sorted keys, no spaces, UTF-8, no NaN. Floats are Python's shortest round-trip form."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def policy_name(identity: str, version: int, adapter: str) -> str:
+    """What engines call a policy version: immutable per content, so a name is never reused for other weights.
+
+    It holds the identity and not the run's name, so that two runs of one request have one chain.
+    """
+    return f"{identity[:8]}-v{version:04d}-{adapter[:12]}"
+
+
+class RunSpec(Document):
+    """A run request with everything resolved that its identity covers."""
+
+    run_id: str
+    request: RunRequest
+    identity: Digest
+    task: str
+    start: str
+    """Name of the seed state, `default` resolved."""
+    task_digest: Digest
+    judge_digest: Digest
+    model_digest: Digest
+    prompt_digest: Digest
+    wall_seconds: float
+    """Told to programs; the task's or the request's."""
+    cores: int
+    memory_bytes: int
+    result_bytes: int
+    science: dict[str, Any]
+    """What the identity hashes, kept readable so that a changed field can be named."""
+
+
+class Node(Document):
+    """One state of the archive (spec algorithm 1.1)."""
+
+    id: str
+    step: int
+    """Step that made it; 0 for seeds."""
+    value: float
+    """Higher is better; sign x score."""
+    score: float | None
+    """Certified score in the task's unit; None for a seed without a program."""
+    code: str
+    construction: Digest | None
+    """Blob of the certified construction's JSON."""
+    output_tail: str = ""
+    ancestors: tuple[str, ...] = ()
+    """Ids, nearest first; stored here so that they outlive the ancestors' eviction."""
+    ancestor_values: tuple[float, ...] = ()
+    ancestor_scores: tuple[float | None, ...] = ()
+
+
+class ArchiveState(Document):
+    """The whole archive after a step: enough to select from, and to go on from."""
+
+    nodes: tuple[Node, ...]
+    """List order matters: ties are resolved by it."""
+    seeds: tuple[str, ...]
+    visits: dict[str, int] = {}
+    """n; outlives eviction."""
+    best_child: dict[str, float] = {}
+    """m: best value among direct children ever submitted; outlives eviction."""
+    total_visits: int = 0
+    """T."""
+
+
+class ParentPick(Document):
+    """One selected parent and why."""
+
+    node: str
+    visits: int
+    q: float
+    prior: float
+    bonus: float
+    score: float
+
+
+class PlannedGroup(Document):
+    """One group: the parent as the sampler and the judge need it, without the archive."""
+
+    group: int
+    pick: ParentPick
+    parent: Node
+
+
+class StepPlan(Document):
+    """What one step samples."""
+
+    step: int
+    archive: Digest
+    groups: tuple[PlannedGroup, ...]
+    scale: float
+    note: str = ""
+
+
+class RolloutRecord(Document):
+    """One sampled response (spec algorithm 4, data contract). Lists have one entry per response token (T)."""
+
+    at: Coordinate
+    parent: str
+    policy_version: int
+    policy_name: str
+    engine: str
+    boot_id: str
+    seed: int
+    prompt_tokens: tuple[int, ...]
+    prompt_shortened: str = ""
+    """Empty, or what was left out to make the prompt fit: `output` or `code`."""
+    response_tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """Under the policy that sampled, at temperature 1; 0.0 for forced tokens."""
+    mask: tuple[int, ...]
+    """1: sampled by the policy; 0: forced into the response."""
+    finish_reason: str
+    """`stop` or `length`."""
+    text: str
+    program: str | None
+
+
+class Resources(Document):
+    """What a judged program used; reported, never hashed into the chain."""
+
+    wall_seconds: float
+    cpu_seconds: float | None = None
+    wait_seconds: float | None = None
+    """Time spent runnable but waiting for a core; over 10 % of wall marks the run as starved."""
+    peak_memory_bytes: int | None = None
+
+
+class Verdict(Document):
+    """The judge's decision on one rollout."""
+
+    at: Coordinate
+    outcome: Outcome
+    reason: str
+    score: float | None = None
+    """Certified, rounded against the candidate; None unless valid (never 0.0, which would be a score)."""
+    exact: str | None = None
+    """The certified value as a fraction."""
+    value: float | None = None
+    """sign x score."""
+    reward: float = 0.0
+    """What is trained: 0 unless valid."""
+    construction: Digest | None = None
+    claimed: float | None = None
+    output_tail: str = ""
+    error_tail: str = ""
+    isolation: str = ""
+    """Which sandbox ran it."""
+    resources: Resources | None = None
+
+
+class BatchRow(Document):
+    """One rollout of a complete grid."""
+
+    at: Coordinate
+    rollout: Digest
+    verdict: Digest
+    outcome: Outcome
+    reward: float
+    value: float | None
+    score: float | None
+    exact: str | None
+    construction: Digest | None
+    tokens_digest: Digest
+    """Of prompt and response ids; part of the chain."""
+
+
+class Batch(Document):
+    """A complete grid under one policy version: what `train` and `commit` read."""
+
+    step: int
+    policy_version: int
+    plan: Digest
+    rows: tuple[BatchRow, ...]
+    """By group, then rollout."""
+
+
+class AdapterManifest(Document):
+    """A PEFT adapter directory as blobs."""
+
+    config: Digest
+    """adapter_config.json"""
+    weights: Digest
+    """adapter_model.safetensors"""
+
+
+class Checkpoint(Document):
+    """All that training goes on from. The base model is never part of it."""
+
+    step: int
+    """Optimizer steps taken; 0 for the identity adapter."""
+    adapter: Digest
+    """Blob of an AdapterManifest."""
+    optimizer: Digest | None
+    """safetensors with Adam's moments by parameter name; None before the first step."""
+
+
+class TrainRecord(Document):
+    """The result of one optimizer step: create-once, a pure function of `base` and `batch`."""
+
+    step: int
+    base: Digest
+    batch: Digest
+    checkpoint: Digest
+    adapter: Digest
+    gate: Digest
+    metrics: dict[str, float]
+    notes: tuple[str, ...] = ()
+
+
+class GateEvidence(Document):
+    """What an engine must reproduce to prove that it serves an adapter (design 4).
+
+    Sequences of prompt and response ids, and the trainer's log-prob of every token but the first of each, under three adapters.
+    Stored with the adapter, so that an engine worker can run the gate alone after a restart.
+    """
+
+    sequences: tuple[tuple[int, ...], ...]
+    new: tuple[tuple[float, ...], ...]
+    """Under the adapter that must be served, version v+1."""
+    previous: tuple[tuple[float, ...], ...]
+    """Under version v."""
+    initial: tuple[tuple[float, ...], ...]
+    """Under version 0, the frozen base."""
+
+
+class GateComparison(Document):
+    """Δ engine against Δ trainer, relative to one reference adapter."""
+
+    against: str
+    tokens: int
+    slope: float
+    z: float
+    residual: float
+    """Share of Δ trainer's energy that Δ engine misses: |Δe − Δt|² / |Δt|²."""
+    residual_bound: float
+    trainer_rms: float
+    """Root mean square of Δ trainer, nats per token: how far the adapter moved."""
+    passed: bool
+    reason: str = ""
+
+
+class PublishReport(Document):
+    """Proof that one engine process serves one adapter."""
+
+    engine: str
+    boot_id: str
+    policy: str
+    version: int
+    passed: bool
+    comparisons: tuple[GateComparison, ...] = ()
+    engine_gap: float | None = None
+    """Root mean square of engine − trainer log-prob under the new adapter, nats per token: arithmetic noise."""
+    note: str = ""
+    seconds: float = 0.0
+
+
+class EngineNotice(Document):
+    """What an engine worker says about its engine; rewritten in place at `fleet/engines/<id>`."""
+
+    engine: str
+    url: str
+    boot_id: str
+    model_digest: Digest
+    verified: dict[str, int] = {}
+    """Policy name -> version: adapters that passed the gate in this boot."""
+    updated: float
+    """Unix seconds."""
+    running: int = 0
+    repeatable: bool = False
+
+
+class CommitRow(Document):
+    """One coordinate in the chain: exactly what was found there, nothing about how long it took."""
+
+    group: int
+    rollout: int
+    parent: str
+    tokens: Digest
+    outcome: Outcome
+    exact: str | None
+    construction: Digest | None
+
+
+class StepCommit(Document):
+    """One link of the hash chain: its digest is the commit's name (design 2)."""
+
+    step: int
+    previous: Digest | None
+    identity: Digest
+    rows: tuple[CommitRow, ...]
+    archive: Digest
+    policy: PolicyRef
+    previous_policy: PolicyRef | None
+    initial_policy: PolicyRef
+
+
+class StepReport(Document):
+    """What people read about a step; not hashed into the chain, created once beside the commit."""
+
+    step: int
+    commit: Digest
+    metrics: dict[str, float | None]
+    best_score: float | None
+    best_node: str | None
+    notes: tuple[str, ...] = ()
+    publish: tuple[PublishReport, ...] = ()
+    seconds: dict[str, float] = Field(default_factory=dict)
+    summary: StepSummary
+
+
+class RunStore:
+    """Typed access to one run's documents. All reading and writing of a run goes through here."""
+
+    def __init__(self, blobs: Blobs, run_id: str) -> None:
+        self.blobs = blobs
+        self.run_id = run_id
+
+    # Keys -----------------------------------------------------------------------------------------------------------------
+    @property
+    def root(self) -> str:
+        return f"runs/{self.run_id}"
+
+    def step_key(self, step: int, what: str) -> str:
+        return f"{self.root}/steps/{step:06d}/{what}"
+
+    def rollout_key(self, at: Coordinate, what: str) -> str:
+        return self.step_key(at.step, f"g{at.group:02d}/r{at.rollout:02d}/{what}")
+
+    # Blobs ----------------------------------------------------------------------------------------------------------------
+    def put(self, document: Any) -> str:
+        return self.blobs.put(canonical_json(document))
+
+    def load(self, kind: type[D], digest: str) -> D:
+        return kind.model_validate_json(self.blobs.get(digest))
+
+    # Create-once entries --------------------------------------------------------------------------------------------------
+    def claim(self, key: str, document: Document | Message) -> tuple[str, bool]:
+        """Store the document under the key unless somebody has. Returns (digest of the winner, whether we won)."""
+        digest = self.put(document)
+        if self.blobs.store.create(key, digest.encode()):
+            return digest, True
+        return self.blobs.store.get(key).decode(), False
+
+    def find(self, key: str) -> str | None:
+        """Digest stored under the key, or None."""
+        try:
+            return self.blobs.store.get(key).decode()
+        except MissingKey:
+            return None
+
+    def read(self, kind: type[D], key: str) -> D | None:
+        """The document stored under the key, or None."""
+        digest = self.find(key)
+        return None if digest is None else self.load(kind, digest)
+
+    # The chain ------------------------------------------------------------------------------------------------------------
+    def spec(self, ref: RunRef) -> RunSpec:
+        return self.load(RunSpec, ref.spec)
+
+    def last_step(self) -> int | None:
+        """Number of the last committed step; None before the opening commit."""
+        suffix = "/commit"
+        steps = [int(k.split("/")[-2]) for k in self.blobs.store.keys(f"{self.root}/steps/") if k.endswith(suffix)]
+        return max(steps, default=None)
+
+    def commit_digest(self, step: int) -> str | None:
+        return self.find(self.step_key(step, "commit"))

@@ -1,0 +1,62 @@
+"""The `sample` activity: one rollout, stored as soon as it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from temporalio import activity
+
+from activities.blobs import Blobs
+from activities.context import beating_async, log, translate_errors
+from activities.models import find_model
+from activities.records import RolloutRecord, RunSpec, RunStore, StepPlan
+from activities.sample.sampling import EnginePool, find_rollout, sample_rollout
+from activities.sample.tokens import codec_for
+from tasks.registry import TaskSource
+from workflows import names
+from workflows.contracts.base import RunRef
+from workflows.contracts.messages import Sampled, SampleRequest
+
+
+class SampleActivities:
+    def __init__(self, blobs: Blobs, tasks: TaskSource, model_directories: tuple[Path, ...], pool: EnginePool) -> None:
+        self._blobs = blobs
+        self._tasks = tasks
+        self._model_directories = model_directories
+        self._pool = pool
+        self._specs: dict[str, RunSpec] = {}
+        self._plans: dict[str, StepPlan] = {}
+
+    @activity.defn(name=names.SAMPLE)
+    @translate_errors
+    async def sample(self, request: SampleRequest) -> Sampled:
+        store = RunStore(self._blobs, request.run.run_id)
+        async with beating_async():
+            found = await asyncio.to_thread(find_rollout, store, request.at)
+            if found is None:
+                found = await self._sample(store, request)
+        digest, record = found
+        return Sampled(rollout=digest, response_tokens=len(record.response_tokens), has_program=record.program is not None)
+
+    async def _sample(self, store: RunStore, request: SampleRequest) -> tuple[str, RolloutRecord]:
+        spec = await asyncio.to_thread(self._spec, store, request.run)
+        plan = await asyncio.to_thread(self._plan, store, request.plan)
+        task = self._tasks.load(spec.task)
+        codec = await asyncio.to_thread(codec_for, find_model(spec.request.model, self._model_directories))
+        record = await sample_rollout(spec, task, codec, self._pool, plan, request.at, request.policy)
+        # First stored record wins: a late duplicate (a zombie, a retry after a lost answer) reads the winner.
+        log.info("rollout_sampled", run=spec.run_id, tokens=len(record.response_tokens), engine=record.engine)
+        digest, won = await asyncio.to_thread(store.claim, store.rollout_key(request.at, "rollout"), record)
+        return digest, record if won else await asyncio.to_thread(store.load, RolloutRecord, digest)
+
+    def _spec(self, store: RunStore, run: RunRef) -> RunSpec:
+        if run.spec not in self._specs:
+            self._specs[run.spec] = store.spec(run)
+        return self._specs[run.spec]
+
+    def _plan(self, store: RunStore, digest: str) -> StepPlan:
+        if digest not in self._plans:
+            self._plans.clear()  # one step at a time per run: the newest plans are all that is asked for
+            self._plans[digest] = store.load(StepPlan, digest)
+        return self._plans[digest]

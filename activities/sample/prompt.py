@@ -1,0 +1,96 @@
+"""The prompt of one rollout. Source: spec algorithm 3.1.
+
+Everything the text promises is taken from the task and the run's limits, so it cannot say two cores where there is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OUTPUT_TAIL_CHARACTERS = 500
+"""Of the parent's printed output; the end is what matters, since programs print their best last."""
+
+TEMPLATE_VERSION = "1"
+"""Part of the run's identity through :func:`template_digest_source`; raise it with any change of wording."""
+
+_DIRECTION = {
+    "maximize": "A higher score is better.",
+    "minimize": "A lower score is better.",
+}
+
+
+@dataclass(frozen=True)
+class ParentView:
+    """What a prompt may show of a parent."""
+
+    code: str
+    score: float | None
+    """Certified score in the task's unit; None for a start that has none."""
+    previous_score: float | None
+    """Score of the parent's own parent; None for a seed."""
+    output_tail: str = ""
+
+
+@dataclass(frozen=True)
+class ProblemView:
+    """What a prompt says of the problem, its limits and its direction."""
+
+    instruction: str
+    entry: str
+    direction: str
+    score_name: str
+    wall_seconds: float
+    cores: int
+    construction_name: str | None = None
+    """Name of the global that holds the parent's construction, if the run offers one."""
+
+
+def render_prompt(problem: ProblemView, parent: ParentView) -> str:
+    """The user message. One message, no system message."""
+    blocks = [problem.instruction.strip(), _limits(problem)]
+    if parent.code:
+        blocks += ["## Parent program", _fence(parent.code), _progress(problem, parent)]
+        if parent.output_tail:
+            blocks += ["The end of its output:", _fence(_tail(parent.output_tail), language="text")]
+        if problem.construction_name:
+            blocks.append(f"Its answer is given to your program as the global `{problem.construction_name}`.")
+        blocks.append(
+            "Think about why it stops there, then write a program that scores better. Changing the method is worth more than\n"
+            "changing a constant; only a real improvement counts."
+        )
+    else:
+        blocks.append("There is no program yet. Write the first one.")
+    blocks.append(f"Answer with the complete program, defining `{problem.entry}()`, in one ```python block.")
+    return "\n\n".join(blocks)
+
+
+def _limits(problem: ProblemView) -> str:
+    cores = "1 CPU core" if problem.cores == 1 else f"{problem.cores} CPU cores"
+    return f"Time limit: {problem.wall_seconds:g} seconds on {cores}.\n{_DIRECTION[problem.direction]}"
+
+
+def _progress(problem: ProblemView, parent: ParentView) -> str:
+    if parent.score is None:
+        return f"It has no {problem.score_name} yet."
+    before = "" if parent.previous_score is None else f"{parent.previous_score:.8f} -> "
+    return f"Its {problem.score_name}: {before}{parent.score:.8f}"
+
+
+def _fence(text: str, language: str = "python") -> str:
+    return f"```{language}\n{text.strip()}\n```"
+
+
+def _tail(output: str) -> str:
+    return output if len(output) <= OUTPUT_TAIL_CHARACTERS else "[...] " + output[-OUTPUT_TAIL_CHARACTERS:]
+
+
+def template_digest_source() -> str:
+    """Text whose digest enters the run's identity: the wording of every branch, rendered with fixed values."""
+    problem = ProblemView("INSTRUCTION", "ENTRY", "maximize", "SCORE", 10.0, 1, "CONSTRUCTION")
+    minimise = ProblemView("INSTRUCTION", "ENTRY", "minimize", "SCORE", 10.0, 2)
+    cases = [
+        render_prompt(problem, ParentView("CODE", 1.0, 0.5, "OUT")),
+        render_prompt(minimise, ParentView("CODE", None, None)),
+        render_prompt(minimise, ParentView("", None, None)),
+    ]
+    return "\0".join([TEMPLATE_VERSION, *cases])

@@ -1,0 +1,1 @@
+"""Selection of parents: archive in, plan out. Knows no model, no sandbox and no clock."""

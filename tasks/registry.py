@@ -1,0 +1,168 @@
+"""Finds a task's folder and reads it. A task is data: adding one never changes a file here.
+
+Source: the house of ARCHITECTURE.md; Harbor schema 1.4 with our fields under ``[metadata.discovery]``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tasks.judging import TaskJudge
+
+BUILT_IN = Path(__file__).parent
+
+
+class TaskError(Exception):
+    """A task folder is missing or malformed; the message says which file and what is allowed."""
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TaskLimits(_Data):
+    """What one program of this task may use, unless the run request says otherwise."""
+
+    wall_seconds: float = Field(gt=0)
+    """Told to the program; it is killed a little later."""
+    cores: int = Field(default=1, ge=1)
+    memory_bytes: int = Field(default=4 << 30, ge=64 << 20)
+    result_bytes: int = Field(default=16 << 20, ge=1)
+
+
+class Start(_Data):
+    """One state that may open the archive."""
+
+    program: str | None = None
+    """File in the task's folder; None: no program yet."""
+    value: float = 0.0
+    """Value of a start without a program (higher is better); a program's value is judged when the run opens."""
+    description: str = ""
+
+
+class Task(_Data):
+    """``[metadata.discovery]`` of a task folder, with its texts read in."""
+
+    name: str
+    folder: Path
+    instruction: str
+    judge: str
+    """``module:Class`` of a :class:`tasks.judging.TaskJudge`."""
+    judge_parameters: dict[str, Any] = {}
+    language: Literal["python"] = "python"
+    entry: str
+    """The function that a program must define."""
+    direction: Literal["maximize", "minimize"]
+    score_name: str
+    best_known: float | None = None
+    """For plots and reports only; never in a reward."""
+    construction_name: str
+    """Global under which a child program gets its parent's construction, if the run offers it."""
+    default_start: str
+    limits: TaskLimits
+    starts: dict[str, Start]
+
+    @property
+    def sign(self) -> int:
+        """value = sign x score, so that a higher value is always better."""
+        return 1 if self.direction == "maximize" else -1
+
+    def start_name(self, start: str) -> str:
+        """The start that a request means.
+
+        Raises:
+            TaskError: the task has no such start; names those it has.
+        """
+        key = self.default_start if start == "default" else start
+        if key not in self.starts:
+            raise TaskError(f"task {self.name} has no start {start!r}; it has: default, {', '.join(sorted(self.starts))}")
+        return key
+
+    def start_program(self, start: str) -> str:
+        """Source of a seed program, or "" for a start without one."""
+        file = self.starts[self.start_name(start)].program
+        return "" if file is None else (self.folder / file).read_text(encoding="utf-8")
+
+    def make_judge(self) -> TaskJudge:
+        module, _, name = self.judge.partition(":")
+        judge: TaskJudge = getattr(importlib.import_module(module), name)(**self.judge_parameters)
+        return judge
+
+
+def task_folders(directories: Sequence[Path] = ()) -> Iterator[Path]:
+    """Every task folder: the user's directories first, then the built-in ones."""
+    for parent in (*directories, BUILT_IN):
+        if parent.is_dir():
+            yield from sorted(p.parent for p in parent.glob("*/task.toml") if not p.parent.name.startswith("_"))
+
+
+def load_task(name: str, directories: Sequence[Path] = ()) -> Task:
+    """Read a task by name.
+
+    Raises:
+        TaskError: no folder of that name, or its task.toml does not fit; lists what exists or what is wrong.
+    """
+    folders = {f.name: f for f in reversed(list(task_folders(directories)))}
+    if name not in folders:
+        raise TaskError(f"no task {name!r}; there are: {', '.join(sorted(folders)) or 'none'}")
+    return read_task(folders[name])
+
+
+def read_task(folder: Path) -> Task:
+    """Read one task folder."""
+    file = folder / "task.toml"
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        discovery = data["metadata"]["discovery"]
+        instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
+        return Task(name=folder.name, folder=folder, instruction=instruction, **discovery)
+    except KeyError as error:
+        raise TaskError(
+            f"{file}: no [metadata.discovery] section (missing {error}); compare tasks/circle_packing_26/task.toml"
+        ) from None
+    except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+        raise TaskError(f"{file}: {error}") from None
+
+
+class TaskSource:
+    """Where a process finds its tasks; reads each folder once."""
+
+    def __init__(self, directories: Sequence[Path] = ()) -> None:
+        self._directories = tuple(directories)
+        self._tasks: dict[str, Task] = {}
+
+    def load(self, name: str) -> Task:
+        """Read a task by name; see :func:`load_task`."""
+        if name not in self._tasks:
+            self._tasks[name] = load_task(name, self._directories)
+        return self._tasks[name]
+
+
+def task_digest(task: Task) -> str:
+    """sha256 over everything of the folder that can change what a run finds: statement, settings, seeds.
+
+    The judge's code has its own digest (:func:`judge_digest`).
+    """
+    h = hashlib.sha256()
+    for path in sorted(p for p in task.folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        relative = path.relative_to(task.folder).as_posix()
+        if relative.startswith(("task.toml", "instruction.md", "seeds/")):
+            h.update(f"{relative}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return h.hexdigest()
+
+
+def judge_digest(task: Task) -> str:
+    """sha256 over the judge's module and its parameters: two verdicts compare only under one digest."""
+    module = importlib.import_module(task.judge.partition(":")[0])
+    if module.__file__ is None:
+        raise TaskError(f"task {task.name}: judge module {task.judge} has no file")
+    source = Path(module.__file__).read_bytes()
+    shared = (BUILT_IN / "judging.py").read_bytes() + (BUILT_IN / "judges" / "wire.py").read_bytes()
+    return hashlib.sha256(b"\0".join([source, shared, repr(sorted(task.judge_parameters.items())).encode()])).hexdigest()
