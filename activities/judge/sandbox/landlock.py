@@ -1,0 +1,102 @@
+"""What a program may read, as Landlock rules, and whether this kernel has Landlock. Source: spec sandbox 9.
+
+Nothing may be written but /dev/null. Knows no process: the child applies the rules to itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CREATE_RULESET: Final = 444
+ADD_RULE: Final = 445
+RESTRICT_SELF: Final = 446
+"""System call numbers, the same on every architecture."""
+
+_VERSION_FLAG: Final = 1
+
+_WRITE_FILE: Final = 1 << 1
+_READ_FILE: Final = 1 << 2
+_READ_DIR: Final = 1 << 3
+_TRUNCATE: Final = 1 << 14
+
+_FILES_BY_ABI: Final = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""All rights on files that an ABI knows; from one to the next a bit was added."""
+
+_NETWORK: Final = 0b11
+_SCOPES: Final = 0b11
+_NO_LOG: Final = 1
+"""LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF: denials of hostile programs would flood the audit log."""
+
+_SYSTEM_TREES: Final = (
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/lib",
+    "/lib64",
+    "/usr/share/zoneinfo",
+    "/sys/devices/system/cpu",
+)
+_SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/dev/urandom", "/dev/zero")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A ruleset in numbers, as the child passes them to the kernel."""
+
+    abi: int
+    files: int
+    network: int
+    scopes: int
+    restrict_flags: int
+    grants: tuple[tuple[str, int], ...]
+    """(path, rights), existing paths only."""
+
+    @property
+    def own_process(self) -> int:
+        """Rights on /proc/self, which only the child can name."""
+        return _READ_FILE | _READ_DIR
+
+
+def landlock_abi() -> int:
+    """Version of the kernel's Landlock; 0 if it has none or did not turn it on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    version: int = libc.syscall(CREATE_RULESET, None, 0, _VERSION_FLAG)
+    return max(0, version)
+
+
+def make_rules(abi: int, readable: Sequence[str]) -> Rules:
+    """Everything denied but reading system libraries and the given paths, from which programs import."""
+    files = _FILES_BY_ABI[max(known for known in _FILES_BY_ABI if known <= abi)]
+    paths = dict.fromkeys([*_SYSTEM_TREES, *_SYSTEM_FILES, *readable])
+    grants = [(path, _reading(path) & files) for path in paths if os.path.exists(path)]
+    grants.append(("/dev/null", (_READ_FILE | _WRITE_FILE | _TRUNCATE) & files))
+    return Rules(
+        abi=abi,
+        files=files,
+        network=_NETWORK if abi >= 4 else 0,
+        scopes=_SCOPES if abi >= 6 else 0,
+        restrict_flags=_NO_LOG if abi >= 7 else 0,
+        grants=tuple(grants),
+    )
+
+
+def unreachable(paths: list[str]) -> list[str]:
+    """Those of the paths that a stranger's uid cannot reach, by permission bits alone."""
+    return [path for path in paths if not _open_to_all(os.path.realpath(path))]
+
+
+def _reading(path: str) -> int:
+    return _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0)
+
+
+def _open_to_all(path: str) -> bool:
+    mode = os.stat(path).st_mode
+    wanted = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
+    return mode & wanted == wanted and all(os.stat(parent).st_mode & stat.S_IXOTH for parent in Path(path).parents)
