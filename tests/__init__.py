@@ -1,0 +1,1 @@
+"""Tests. A package, so that `python -m tests.golden` finds the golden replays."""
