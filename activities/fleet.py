@@ -5,6 +5,8 @@ A notice is a mere hint (`fleet/engines/<id>`, rewritten every few seconds); wha
 
 from __future__ import annotations
 
+from pydantic import ValidationError
+
 from activities.blobs import Blobs, MissingKey
 from activities.records import EngineNotice, canonical_json
 
@@ -22,9 +24,13 @@ def withdraw_notice(blobs: Blobs, engine: str) -> None:
 
 
 def read_notice(blobs: Blobs, engine: str) -> EngineNotice | None:
+    """The engine's last notice; None if there is none, or one that a worker of another version wrote in its own form.
+
+    One unreadable notice must not stop everybody else's sampling: an engine that cannot be understood is not there.
+    """
     try:
         return EngineNotice.model_validate_json(blobs.store.get(PREFIX + engine))
-    except MissingKey:
+    except (MissingKey, ValidationError):
         return None
 
 

@@ -20,7 +20,12 @@ _TEXTS = (
     "tokenizer_config.json",
     "chat_template.jinja",
     "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
 )
+"""Files beside the weights that decide what a prompt's token ids are and where a response ends."""
 
 
 def find_model(name: str, directories: tuple[Path, ...]) -> Path:
@@ -89,9 +94,13 @@ def _layer_order(module: str) -> tuple[int, str]:
 def _header(file: Path) -> dict[str, Any]:
     """The JSON header of a safetensors file: name -> dtype, shape, offsets."""
     with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 0 < length <= 100 << 20:
-            raise InputError(f"{file}: not a safetensors file (header of {length} bytes)")
-        header: dict[str, Any] = json.loads(stream.read(length))
+            raise InputError(f"{file}: not a safetensors file (header of {length} bytes); download the model again")
+        try:
+            header: dict[str, Any] = json.loads(stream.read(length))
+        except ValueError as error:
+            raise InputError(f"{file}: its safetensors header cannot be read ({error}); download the model again") from None
     header.pop("__metadata__", None)
     return header

@@ -148,7 +148,7 @@ class RolloutRecord(Document):
     seed: int
     prompt_tokens: tuple[int, ...]
     prompt_shortened: str = ""
-    """Empty, or what was left out to make the prompt fit: `output` or `code`."""
+    """Empty, or what was left out to make the prompt fit: `output`, `code` or `output and code`."""
     response_tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
     """Under the policy that sampled, at temperature 1; 0.0 for forced tokens."""

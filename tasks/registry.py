@@ -10,6 +10,7 @@ import importlib
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -82,17 +83,29 @@ class Task(_Data):
         """
         key = self.default_start if start == "default" else start
         if key not in self.starts:
-            raise TaskError(f"task {self.name} has no start {start!r}; it has: default, {', '.join(sorted(self.starts))}")
+            raise TaskError(f"task {self.name} has no start {key!r}; it has: default, {', '.join(sorted(self.starts))}")
         return key
 
     def start_program(self, start: str) -> str:
         """Source of a seed program, or "" for a start without one."""
         file = self.starts[self.start_name(start)].program
-        return "" if file is None else (self.folder / file).read_text(encoding="utf-8")
+        if file is None:
+            return ""
+        try:
+            return (self.folder / file).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise TaskError(f"task {self.name}: program {file} of start {start!r} cannot be read: {error}") from None
 
     def make_judge(self) -> TaskJudge:
-        module, _, name = self.judge.partition(":")
-        judge: TaskJudge = getattr(importlib.import_module(module), name)(**self.judge_parameters)
+        """The task's judge with its parameters.
+
+        Raises:
+            TaskError: no such module or class, or it does not take these parameters.
+        """
+        try:
+            judge: TaskJudge = getattr(judge_module(self), self.judge.partition(":")[2])(**self.judge_parameters)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise TaskError(f"task {self.name}: judge {self.judge} with {self.judge_parameters!r}: {error}") from None
         return judge
 
 
@@ -116,19 +129,29 @@ def load_task(name: str, directories: Sequence[Path] = ()) -> Task:
 
 
 def read_task(folder: Path) -> Task:
-    """Read one task folder."""
+    """Read one task folder.
+
+    Raises:
+        TaskError: a file is missing or is no text, the section is, or a field does not fit; names the file.
+    """
     file = folder / "task.toml"
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
-        discovery = data["metadata"]["discovery"]
         instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
-        return Task(name=folder.name, folder=folder, instruction=instruction, **discovery)
-    except KeyError as error:
-        raise TaskError(
-            f"{file}: no [metadata.discovery] section (missing {error}); compare tasks/circle_packing_26/task.toml"
-        ) from None
-    except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+        metadata = data.get("metadata")
+        discovery = metadata.get("discovery") if isinstance(metadata, dict) else None
+        if not isinstance(discovery, dict):
+            raise TaskError(f"{file}: no [metadata.discovery] section; compare tasks/circle_packing_26/task.toml")
+        if own := discovery.keys() & {"name", "folder", "instruction"}:
+            raise TaskError(f"{file}: {', '.join(sorted(own))} is taken from the folder; leave it out of [metadata.discovery]")
+        task = Task(name=folder.name, folder=folder, instruction=instruction, **discovery)
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}, got {item['input']!r:.80}" for item in error.errors())
+        raise TaskError(f"{file}: [metadata.discovery] {'; '.join(wrong)}") from None
+    except (OSError, ValueError) as error:  # no such file, no UTF-8, or no TOML
         raise TaskError(f"{file}: {error}") from None
+    task.start_name("default")
+    return task
 
 
 class TaskSource:
@@ -146,21 +169,34 @@ class TaskSource:
 
 
 def task_digest(task: Task) -> str:
-    """sha256 over everything of the folder that can change what a run finds: statement, settings, seeds.
+    """sha256 over everything of the folder that can change what a run finds: statement, settings, seed programs.
 
     The judge's code has its own digest (:func:`judge_digest`).
     """
-    h = hashlib.sha256()
-    for path in sorted(p for p in task.folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
-        relative = path.relative_to(task.folder).as_posix()
-        if relative.startswith(("task.toml", "instruction.md", "seeds/")):
-            h.update(f"{relative}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return h.hexdigest()
+    starts = {f"start {name}": task.start_program(name) for name in task.starts}
+    texts = {name: (task.folder / name).read_text(encoding="utf-8") for name in ("task.toml", "instruction.md")} | starts
+    lines = (f"{name}\0{hashlib.sha256(text.encode()).hexdigest()}\n" for name, text in sorted(texts.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def judge_module(task: Task) -> ModuleType:
+    """The module of the task's judge.
+
+    Raises:
+        TaskError: it cannot be imported; says why.
+    """
+    module, colon, name = task.judge.partition(":")
+    if not (module and colon and name):
+        raise TaskError(f"task {task.name}: judge {task.judge!r} must be written module:Class")
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise TaskError(f"task {task.name}: judge module {module} cannot be imported: {error}") from None
 
 
 def judge_digest(task: Task) -> str:
     """sha256 over the judge's module and its parameters: two verdicts compare only under one digest."""
-    module = importlib.import_module(task.judge.partition(":")[0])
+    module = judge_module(task)
     if module.__file__ is None:
         raise TaskError(f"task {task.name}: judge module {task.judge} has no file")
     source = Path(module.__file__).read_bytes()

@@ -52,7 +52,7 @@ class Settings(BaseSettings):
     engine_id: str = Field(default_factory=_host_id, pattern=r"^[A-Za-z0-9-]{1,63}$")
     """Names this engine's task queue; unique among engines."""
     engine_kind: Literal["embedded"] = "embedded"
-    engine_model: str = "packing-proposer"
+    engine_model: str = "packing"
     """The model that this host's engine serves: a name below model_dirs, or a path."""
     engine_port: int = Field(default=0, ge=0, le=65535)
     """0: any free port."""

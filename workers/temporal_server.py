@@ -89,7 +89,8 @@ def wait_until_serving(settings: Settings, process: subprocess.Popen[bytes]) -> 
         if process.poll() is not None:
             raise RuntimeError(
                 f"the Temporal server ended with code {process.returncode}; is port {settings.temporal_port} or "
-                f"{settings.temporal_ui_port} taken? Set TTTD_TEMPORAL_PORT and TTTD_TEMPORAL_UI_PORT. Log: {settings.logs}/temporal.out"
+                f"{settings.temporal_ui_port} taken? Set TTTD_TEMPORAL_PORT and TTTD_TEMPORAL_UI_PORT. "
+                f"Log: {settings.logs}/temporal.out"
             )
         if is_serving(settings):
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from activities.blobs import digest_of
 from activities.errors import IncompleteGrid
 from activities.records import Batch, BatchRow, RolloutRecord, RunStore, StepPlan, Verdict, canonical_json
-from workflows.contracts.base import Coordinate, Digest, PolicyRef
+from workflows.contracts.base import Coordinate, Digest, Outcome, PolicyRef
 
 _NAMED = 8
 """Coordinates spelled out in an error; the rest is counted."""
@@ -15,12 +15,13 @@ def assemble(store: RunStore, step: int, plan: Digest, rollouts: int, policy: Po
     """Read all G×R rollouts and verdicts of a step.
 
     Raises:
-        IncompleteGrid: a record or verdict is missing, a verdict is an infrastructure failure, or a rollout was sampled from
-            another policy version; names the coordinates.
+        IncompleteGrid: a record or verdict is missing, a verdict is an infrastructure failure, a rollout was sampled from
+            another policy version, or a document contradicts itself or the plan; names the coordinates.
     """
-    groups = store.load(StepPlan, plan).groups
-    coordinates = [Coordinate(step=step, group=g.group, rollout=r) for g in groups for r in range(rollouts)]
+    parents = {g.group: g.parent.id for g in store.load(StepPlan, plan).groups}
+    coordinates = [Coordinate(step=step, group=group, rollout=r) for group in parents for r in range(rollouts)]
     rows: list[BatchRow] = []
+    contradictions: dict[str, list[Coordinate]] = {}
     missing: list[Coordinate] = []
     unjudged: list[Coordinate] = []
     versions: dict[str, list[Coordinate]] = {}
@@ -36,15 +37,35 @@ def assemble(store: RunStore, step: int, plan: Digest, rollouts: int, policy: Po
         if verdict is None or not (judged := store.load(Verdict, verdict)).outcome.is_result:
             unjudged.append(at)
             continue
+        if why := _contradiction(at, parents[at.group], record, judged):
+            contradictions.setdefault(why, []).append(at)
+            continue
         rows.append(_row(at, rollout, verdict, record, judged))
     problems = [
         *([f"no rollout at {_list(missing)}"] if missing else []),
         *([f"no verdict at {_list(unjudged)}"] if unjudged else []),
         *(f"sampled from {name} instead of {policy.name}: {_list(where)}" for name, where in versions.items()),
+        *(f"{why} at {_list(where)}" for why, where in contradictions.items()),
     ]
     if problems:
         raise IncompleteGrid(f"step {step}: {len(rows)}/{len(coordinates)} rollouts complete; {'; '.join(problems)}")
     return Batch(step=step, policy_version=policy.version, plan=plan, rows=tuple(rows))
+
+
+def _contradiction(at: Coordinate, parent: str, record: RolloutRecord, judged: Verdict) -> str:
+    """What makes a rollout or its verdict unusable, or the empty string. Trained or not, nothing of it may enter the archive."""
+    if at not in (record.at, judged.at) or record.at != judged.at:
+        return f"documents of {record.at} and {judged.at}"
+    if record.parent != parent:
+        return f"sampled from parent {record.parent} instead of {parent}"
+    tokens = len(record.response_tokens)
+    if (len(record.log_probs), len(record.mask)) != (tokens, tokens):
+        return f"{tokens} response tokens with {len(record.log_probs)} log-probs and {len(record.mask)} mask entries"
+    if judged.outcome is Outcome.VALID and (judged.value is None or judged.score is None):
+        return "a valid verdict without a score"
+    if judged.outcome is not Outcome.VALID and judged.reward != 0:
+        return f"reward {judged.reward} for outcome {judged.outcome.value}"
+    return ""
 
 
 def _row(at: Coordinate, rollout: Digest, verdict: Digest, record: RolloutRecord, judged: Verdict) -> BatchRow:

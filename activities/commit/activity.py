@@ -6,7 +6,7 @@ from temporalio import activity
 
 from activities.blobs import Blobs
 from activities.commit.committing import commit_step
-from activities.context import log, control_activity
+from activities.context import control_activity, log
 from activities.records import RunStore
 from tasks.registry import TaskSource
 from workflows import names

@@ -28,13 +28,30 @@ from workflows.contracts.messages import CommitRequest, Committed, StepSummary
 
 
 @dataclass(frozen=True)
+class Sample:
+    """What the commit needs of one rollout; the whole records of a grid would fill a gigabyte."""
+
+    row: BatchRow
+    parent: Node
+    child: Node | None
+    """None unless valid."""
+    response_tokens: int
+    truncated: bool
+
+
+@dataclass(frozen=True)
 class Grid:
     """Everything of one step that the commit reads."""
 
     plan: StepPlan
-    rows: tuple[BatchRow, ...]
+    samples: tuple[Sample, ...]
+    """By group, then rollout: the order in which the archive takes them, whenever they arrived."""
     archive: ArchiveState
-    parents: dict[int, Node]
+    """Before the step."""
+
+    @property
+    def rows(self) -> list[BatchRow]:
+        return [sample.row for sample in self.samples]
 
 
 def commit_step(store: RunStore, spec: RunSpec, request: CommitRequest, sign: int) -> Committed:
@@ -44,14 +61,14 @@ def commit_step(store: RunStore, spec: RunSpec, request: CommitRequest, sign: in
         ArchiveFork: the step is already committed with other content, or the head to build on is not the chain's.
     """
     grid = _load(store, request)
-    submissions = [(grid.parents[row.at.group], _child(store, row, grid)) for row in grid.rows]
+    submissions = [(sample.parent, sample.child) for sample in grid.samples]
     settings = spec.request.search
     archive = expand(grid.archive, submissions, children_per_parent=settings.children_per_parent, capacity=settings.capacity)
     commit = StepCommit(
         step=request.step,
         previous=request.head.commit,
         identity=spec.identity,
-        rows=tuple(_commit_row(row, grid.parents) for row in grid.rows),
+        rows=tuple(_commit_row(sample) for sample in grid.samples),
         archive=store.put(archive),
         policy=request.policy,
         previous_policy=request.head.policy if request.policy != request.head.policy else request.head.previous_policy,
@@ -72,7 +89,7 @@ def commit_step(store: RunStore, spec: RunSpec, request: CommitRequest, sign: in
     report = StepReport(
         step=request.step,
         commit=digest,
-        metrics=_metrics(store, grid, archive, request),
+        metrics=_metrics(grid, archive) | _train_metrics(store, request),
         best_score=head.best,
         best_node=best.id if best else None,
         notes=summary.notes,
@@ -86,23 +103,33 @@ def commit_step(store: RunStore, spec: RunSpec, request: CommitRequest, sign: in
 
 def _load(store: RunStore, request: CommitRequest) -> Grid:
     plan = store.load(StepPlan, request.plan)
-    rows = store.load(Batch, request.batch).rows
-    return Grid(plan, rows, store.load(ArchiveState, request.head.archive), parents_of(plan))
+    batch = store.load(Batch, request.batch)
+    found = (plan.step, batch.step, batch.plan, plan.archive)
+    if found != (request.step, request.step, request.plan, request.head.archive):
+        raise ArchiveFork(
+            f"run {store.run_id} step {request.step}: the plan is of step {plan.step} from archive {plan.archive[:12]}, the batch "
+            f"of step {batch.step} from plan {batch.plan[:12]}; to be committed is plan {request.plan[:12]} on archive "
+            f"{request.head.archive[:12]}. Resume the run from its last commit."
+        )
+    parents = parents_of(plan)
+    samples = tuple(_sample(store, row, parents[row.at.group]) for row in batch.rows)
+    return Grid(plan, samples, store.load(ArchiveState, request.head.archive))
 
 
-def _child(store: RunStore, row: BatchRow, grid: Grid) -> Node | None:
-    if row.outcome is not Outcome.VALID:
-        return None
-    program = store.load(RolloutRecord, row.rollout).program
-    verdict = store.load(Verdict, row.verdict)
-    return make_child(row, grid.parents[row.at.group], program or "", verdict.output_tail)
+def _sample(store: RunStore, row: BatchRow, parent: Node) -> Sample:
+    record = store.load(RolloutRecord, row.rollout)
+    child = None
+    if row.outcome is Outcome.VALID:
+        child = make_child(row, parent, record.program or "", store.load(Verdict, row.verdict).output_tail)
+    return Sample(row, parent, child, len(record.response_tokens), record.finish_reason == "length")
 
 
-def _commit_row(row: BatchRow, parents: dict[int, Node]) -> CommitRow:
+def _commit_row(sample: Sample) -> CommitRow:
+    row = sample.row
     return CommitRow(
         group=row.at.group,
         rollout=row.at.rollout,
-        parent=parents[row.at.group].id,
+        parent=sample.parent.id,
         tokens=row.tokens_digest,
         outcome=row.outcome,
         exact=row.exact,
@@ -128,18 +155,17 @@ def _link(store: RunStore, commit: StepCommit, request: CommitRequest) -> str:
 
 def summarise(store: RunStore, grid: Grid, request: CommitRequest, head: Head, sign: int) -> StepSummary:
     """One step in numbers. Best (of the archive) and mean (of the grid) are different things and have different names."""
-    valid = [row for row in grid.rows if row.outcome is Outcome.VALID]
-    seen = {node_key(node) for node in grid.archive.nodes}
-    new = {row.construction for row in valid} - seen
+    children = [sample.child for sample in grid.samples if sample.child is not None]
+    new = {node_key(child) for child in children} - {node_key(node) for node in grid.archive.nodes}
     train = store.load(TrainRecord, request.train_record) if request.train_record else None
-    scores = [row.score for row in valid if row.score is not None]
+    scores = [child.score for child in children if child.score is not None]
     notes = [note for note in (grid.plan.note, _collapse(grid), *(train.notes if train else ())) if note]
     return StepSummary(
         step=request.step,
         rollouts=len(grid.rows),
-        valid=len(valid),
+        valid=len(children),
         valid_and_new=len(new),
-        improved=sum(row.value is not None and row.value > grid.parents[row.at.group].value for row in valid),
+        improved=sum(s.child is not None and s.child.value > s.parent.value for s in grid.samples),
         mean_reward=statistics.fmean(row.reward for row in grid.rows),
         step_best=(max if sign > 0 else min)(scores, default=None),
         best=head.best,
@@ -156,15 +182,14 @@ def _collapse(grid: Grid) -> str:
     rewards = {row.reward for row in grid.rows}
     if len(rewards) > 1:
         return ""
-    if rewards == {0.0}:
+    if all(row.outcome is not Outcome.VALID for row in grid.rows):
         return f"collapsed: none of {len(grid.rows)} programs is valid, so this step carries no signal"
     return f"no signal: all {len(grid.rows)} rewards are equal ({rewards.pop():.8f})"
 
 
-def _metrics(store: RunStore, grid: Grid, archive: ArchiveState, request: CommitRequest) -> dict[str, float | None]:
+def _metrics(grid: Grid, archive: ArchiveState) -> dict[str, float | None]:
     rewards = [row.reward for row in grid.rows]
-    records = [store.load(RolloutRecord, row.rollout) for row in grid.rows]
-    lengths = [len(record.response_tokens) for record in records]
+    lengths = [sample.response_tokens for sample in grid.samples]
     metrics: dict[str, float | None] = {
         "reward/mean": statistics.fmean(rewards),
         "reward/min": min(rewards),
@@ -172,14 +197,16 @@ def _metrics(store: RunStore, grid: Grid, archive: ArchiveState, request: Commit
         "reward/std": statistics.pstdev(rewards),
         "sample/response_tokens_mean": statistics.fmean(lengths),
         "sample/response_tokens_max": max(lengths),
-        "sample/truncated_fraction": sum(r.finish_reason == "length" for r in records) / len(records),
+        "sample/truncated_fraction": statistics.fmean(sample.truncated for sample in grid.samples),
         "search/archive_size": len(archive.nodes),
         "search/total_visits": archive.total_visits,
         "search/scale": grid.plan.scale,
     }
-    metrics |= {
-        f"judge/{o.value}_fraction": sum(row.outcome is o for row in grid.rows) / len(grid.rows) for o in Outcome if o.is_result
-    }
-    if request.train_record:
-        metrics |= {f"train/{k}": v for k, v in store.load(TrainRecord, request.train_record).metrics.items()}
-    return metrics
+    fractions = {o: sum(row.outcome is o for row in grid.rows) / len(grid.rows) for o in Outcome if o.is_result}
+    return metrics | {f"judge/{outcome.value}_fraction": fraction for outcome, fraction in fractions.items()}
+
+
+def _train_metrics(store: RunStore, request: CommitRequest) -> dict[str, float | None]:
+    if request.train_record is None:
+        return {}
+    return {f"train/{name}": value for name, value in store.load(TrainRecord, request.train_record).metrics.items()}

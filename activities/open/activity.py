@@ -7,7 +7,7 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.blobs import Blobs
-from activities.context import log, control_activity
+from activities.context import control_activity, log
 from activities.models import find_model, model_digest
 from activities.open.opening import open_run
 from activities.open.resolve import check_identity, resolve

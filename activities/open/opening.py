@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from activities.errors import InputError
+from activities.errors import ArchiveFork, InputError
 from activities.open.identity_adapter import make_initial_policy
 from activities.records import SEED, ArchiveState, Node, RunSpec, RunStore, StepCommit, StepReport, Verdict
 from tasks.registry import Task
@@ -34,11 +34,16 @@ def seed_nodes(spec: RunSpec, task: Task, verdict: Verdict | None) -> tuple[Node
 
 
 def open_run(store: RunStore, spec: RunSpec, task: Task, model: Path) -> tuple[Head, tuple[StepSummary, ...]]:
-    """The run's last commit, made now if there is none. Returns it with the summaries of the steps before it."""
+    """The run's last commit, made now if there is none. Returns it with the summaries of the steps before it.
+
+    Raises:
+        InputError: the seed program is not valid.
+        ArchiveFork: the last commit does not continue the one before it, or is of another identity.
+    """
     if (last := store.last_step()) is None:
         _commit_zero(store, spec, task, model)
         last = 0
-    return _head(store, last), _summaries(store, last)
+    return _head(store, spec, last), _summaries(store, last)
 
 
 def _commit_zero(store: RunStore, spec: RunSpec, task: Task, model: Path) -> None:
@@ -58,10 +63,17 @@ def _commit_zero(store: RunStore, spec: RunSpec, task: Task, model: Path) -> Non
     store.claim(store.step_key(0, "commit"), commit)
 
 
-def _head(store: RunStore, step: int) -> Head:
+def _head(store: RunStore, spec: RunSpec, step: int) -> Head:
     digest = store.commit_digest(step)
     assert digest is not None
     commit = store.load(StepCommit, digest)
+    before = store.commit_digest(step - 1) if step else None
+    if (commit.step, commit.previous, commit.identity) != (step, before, spec.identity):
+        raise ArchiveFork(
+            f"run {store.run_id}: commit {digest} of step {step} says step {commit.step} after {commit.previous} under identity "
+            f"{commit.identity[:8]}; the store has {before} and identity {spec.identity[:8]}. Restore the run's folder "
+            f"{store.root}/steps from one backup."
+        )
     scored = [n for n in store.load(ArchiveState, commit.archive).nodes if n.score is not None]
     return Head(
         step=step,

@@ -84,7 +84,11 @@ def check_identity(stored: RunSpec, asked: RunSpec) -> None:
     if stored.identity == asked.identity:
         return
     before, after = _flat(stored.science), _flat(asked.science)
-    changes = [f"{k}: {before.get(k)!r} -> {after.get(k)!r}" for k in sorted(before | after) if before.get(k) != after.get(k)]
+    changes = [
+        f"{k}: {before[k]!r} -> {after[k]!r}" if k in before and k in after else f"{k}: {'no longer' if k in before else 'new'}"
+        for k in sorted(before | after)
+        if k not in before or k not in after or before[k] != after[k]
+    ]
     raise IdentityChanged(
         f"run {stored.run_id} exists with another identity ({stored.identity[:8]}, now {asked.identity[:8]}): "
         f"{'; '.join(changes)}. "

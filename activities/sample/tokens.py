@@ -5,6 +5,7 @@ transformers is used for the tokenizer alone: the chat template must be the one 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,7 +27,7 @@ class EncodedPrompt:
     token_ids: list[int]
     max_new_tokens: int
     shortened: str
-    """Empty, or what was left out of the prompt to make it fit."""
+    """Empty, or what was left out of the prompt to make it fit: `output`, `code`, or `output and code`."""
 
 
 class PromptCodec:
@@ -39,6 +40,7 @@ class PromptCodec:
         if self._tokenizer.chat_template is None:
             raise InputError(f"model {folder} has no chat template in its tokenizer; tttd prompts chat models only")
         self._stops = _stop_ids(folder, self._tokenizer)
+        self._opened = _opened_thinking(self._tokenizer)
 
     @property
     def stop_token_ids(self) -> list[int]:
@@ -53,11 +55,15 @@ class PromptCodec:
         return [int(token) for token in ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of a response, without its stop token."""
+        """Text of a response, without its stop token.
+
+        Where the chat template itself opens the thinking, the tag stands first here too: otherwise a response that was cut off
+        in its thinking would look like an answer.
+        """
         if token_ids and token_ids[-1] in self._stops:
             token_ids = token_ids[:-1]
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return self._opened + text
 
     def encode_fitting(
         self, problem: ProblemView, parent: ParentView, *, context_tokens: int, max_new_tokens: int
@@ -75,7 +81,8 @@ class PromptCodec:
             ids = self.encode(render_prompt(problem, parent))
         while len(ids) > room and parent.code:
             kept = max(0, int(len(parent.code) * room / len(ids)) - 64)
-            parent, shortened = replace(parent, code=_cut(parent.code, kept)), "code"
+            parent = replace(parent, code=_cut(parent.code, kept))
+            shortened = "output and code" if "output" in shortened else "code"
             ids = self.encode(render_prompt(problem, parent))
         if len(ids) > room:
             raise InputError(
@@ -92,10 +99,15 @@ def _cut(code: str, characters: int) -> str:
     return code[:characters].rpartition("\n")[0] + "\n# [the rest of this program was cut to fit the context]\n"
 
 
+def _opened_thinking(tokenizer: Any) -> str:
+    """``<think>`` and a line break if the template ends a prompt inside the thinking, else the empty string."""
+    prompt: str = tokenizer.apply_chat_template([{"role": "user", "content": "-"}], add_generation_prompt=True, tokenize=False)
+    _, tag, after = prompt.rpartition("<think>")
+    return f"{tag}\n" if tag and "</think>" not in after else ""
+
+
 def _stop_ids(folder: Path, tokenizer: Any) -> list[int]:
     """Every end-of-turn token: models name several in generation_config.json, and stopping at one of them only is a known trap."""
-    import json
-
     ids: set[int] = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     file = folder / "generation_config.json"
     if file.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from temporalio import activity
 
 from activities.blobs import Blobs
-from activities.context import log, control_activity
+from activities.context import control_activity, log
 from activities.records import ArchiveState, PlannedGroup, RunStore, StepPlan
 from activities.select.puct import as_pick, select_parents
 from workflows import names

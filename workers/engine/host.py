@@ -1,7 +1,7 @@
 """The engine worker: keeps one engine process running, gives a restarted one its adapters back, and says what is proved.
 
-Desired state lies in the object store (`fleet/published/<engine>`), so it survives this worker too. After every boot each adapter is
-loaded and proved again by the gate before samplers may see it. Knows nothing of steps or archives.
+Desired state lies in the object store (`fleet/published/<engine>`), so it survives this worker too. After every boot each adapter
+is loaded and proved again by the gate before samplers may see it. Knows nothing of steps or archives.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class EngineHost:
             return PublishedRuns()
 
     async def _reconcile(self, engine: EngineProcess) -> None:
-        """Give a fresh boot the adapters that runs need, each proved before it is announced. A failed one waits for its run's publish."""
+        """Give a fresh boot the adapters that runs need, each proved first. A failed one waits for its run's next publish."""
         from activities.publish.publishing import publish
 
         for request in (await asyncio.to_thread(self._published)).requests:

@@ -9,9 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 
 class Message(BaseModel):
-    """Immutable, and an unknown field is an error: a misspelt setting must not be ignored silently."""
+    """Immutable, and an unknown field is an error: a misspelt setting must not be ignored silently.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    Numbers are finite: JSON has no other ones, and an infinite setting could neither be hashed nor waited for.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

@@ -8,15 +8,24 @@ the run's identity; operational time-outs and the number of steps are not. Addre
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from workflows.contracts.base import Message, RunId
 from workflows.contracts.profiles import PROFILES
 
+_SHOWN_CHARACTERS = 80
+"""Of a rejected value, in an error message."""
 
-class SearchSettings(Message):
+
+class _Section(Message):
+    """Numbers are JSON numbers: `true` is not 1, and "8" is not 8."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class SearchSettings(_Section):
     """How parents are chosen (spec algorithm 1)."""
 
     strategy: Literal["puct"] = "puct"
@@ -41,7 +50,7 @@ class SearchSettings(Message):
     """Give the parent's construction to the child program as a global (the papers' non-strict mode)."""
 
 
-class SamplingSettings(Message):
+class SamplingSettings(_Section):
     """How programs are sampled. While training, anything but temperature 1, top-p 1, top-k off would bias the importance ratio."""
 
     temperature: float = Field(default=1.0, ge=0, le=10)
@@ -53,7 +62,7 @@ class SamplingSettings(Message):
     """Prompt and response together."""
 
 
-class ObjectiveSettings(Message):
+class ObjectiveSettings(_Section):
     """What is optimised (spec algorithm 2)."""
 
     advantage: Literal["adaptive_entropic", "mean_baseline", "entropic"] = "adaptive_entropic"
@@ -63,7 +72,7 @@ class ObjectiveSettings(Message):
     """λ of the centred token KL to the frozen base."""
 
 
-class OptimizerSettings(Message):
+class OptimizerSettings(_Section):
     """Adam, one step per search step, no clipping, no warm-up (spec algorithm 2.4)."""
 
     learning_rate: float = Field(default=4e-5, ge=0, le=1)
@@ -72,14 +81,14 @@ class OptimizerSettings(Message):
     epsilon: float = Field(default=1e-8, gt=0)
 
 
-class LoraSettings(Message):
+class LoraSettings(_Section):
     """The trained adapter: PEFT LoRA on q, k, v, o, gate, up and down, dropout 0, B = 0 at the start."""
 
     rank: int = Field(default=32, ge=1, le=512)
     alpha: int = Field(default=32, ge=1, le=1024)
 
 
-class JudgeSettings(Message):
+class JudgeSettings(_Section):
     """Limits of one judged program; None takes the task's own."""
 
     wall_seconds: float | None = Field(default=None, gt=0, le=86_400)
@@ -88,35 +97,39 @@ class JudgeSettings(Message):
     memory_bytes: int | None = Field(default=None, ge=64 << 20)
 
 
-class Timeouts(Message):
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
+"""An operational wait: longer than a month is a slip, and far longer ones are no dates any more."""
+
+
+class Timeouts(_Section):
     """Operational time-outs in seconds. Not part of the identity: raising one never starts another run."""
 
-    sample_seconds: float = Field(default=3600, gt=0)
-    judge_seconds: float = Field(default=1500, gt=0)
+    sample_seconds: Seconds = 3600
+    judge_seconds: Seconds = 1500
     """For one attempt, queueing for a sandbox slot inside the worker included."""
-    train_seconds: float = Field(default=7200, gt=0)
-    publish_seconds: float = Field(default=900, gt=0)
-    control_seconds: float = Field(default=300, gt=0)
-    heartbeat_seconds: float = Field(default=60, gt=0)
+    train_seconds: Seconds = 7200
+    publish_seconds: Seconds = 900
+    control_seconds: Seconds = 300
+    heartbeat_seconds: Seconds = 60
     """Silence after which a control, sample, train or engine worker counts as dead."""
-    judge_heartbeat_seconds: float = Field(default=30, gt=0)
-    retry_seconds: float = Field(default=2, gt=0)
+    judge_heartbeat_seconds: Seconds = 30
+    retry_seconds: Seconds = 2
     """First pause before a retry; it doubles up to 30 times this."""
-    engine_wait_seconds: float = Field(default=120, gt=0)
+    engine_wait_seconds: Seconds = 120
     """How long `publish` may wait in an engine's queue before the engines are listed anew."""
 
 
 class RunRequest(Message):
     """One run of one task. ``{"task": "circle_packing_26"}`` is a complete request."""
 
-    task: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    task: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=100)
     """A folder of `tasks/`, or of a directory named in the deployment's settings."""
     profile: str = "laptop"
     """The preset that fills every field left out: see ``profiles.py``."""
     name: RunId | None = None
     """Run id; by default TASK-IDENTITY8, so that the same request resumes the same run."""
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    model: str = "packing-proposer"
+    seed: int = Field(default=0, ge=0, lt=2**31, strict=True)
+    model: str = Field(default="packing", min_length=1)
     """Name of a proposer in `tasks/proposers/`, or the path of a Hugging Face folder."""
     train: Literal["on", "off"] = "on"
     """`off`: the same search with the base model, the ablation that shows what training did."""
@@ -131,7 +144,7 @@ class RunRequest(Message):
     timeouts: Timeouts = Timeouts()
 
     @model_validator(mode="after")
-    def _training_needs_unbiased_samples(self) -> RunRequest:
+    def _settings_fit_together(self) -> RunRequest:
         if self.train == "on":
             s = self.sampling
             if (s.temperature, s.top_p, s.top_k) != (1.0, 1.0, -1):
@@ -144,6 +157,11 @@ class RunRequest(Message):
                     f"search.rollouts={self.search.rollouts} is too few for adaptive_entropic advantages, which need at least 3 "
                     "(with 2 the advantage reaches 1e12). Raise it, or set objective.advantage=mean_baseline."
                 )
+        if self.search.capacity <= self.search.groups:
+            raise ValueError(
+                f"search.capacity={self.search.capacity} leaves no place beside search.groups={self.search.groups} seeds, which "
+                "are never evicted: no answer would be kept. Raise search.capacity above search.groups."
+            )
         if self.sampling.max_new_tokens >= self.sampling.context_tokens:
             raise ValueError(
                 f"sampling.max_new_tokens={self.sampling.max_new_tokens} leaves no room for a prompt in "
@@ -159,12 +177,10 @@ def parse_request(raw: object) -> RunRequest:
         ValueError: names each bad field, what it was, and what is allowed.
     """
     if not isinstance(raw, Mapping):
-        raise ValueError(
-            f'the run\'s input must be a JSON object such as {{"task": "circle_packing_26"}}, got {type(raw).__name__}'
-        )
+        raise ValueError(f'the run\'s input must be a JSON object such as {{"task": "circle_packing_26"}}, got {_shown(raw)}')
     profile = raw.get("profile", "laptop")
-    if profile not in PROFILES:
-        raise ValueError(f"profile: {profile!r} is not one of {', '.join(sorted(PROFILES))}")
+    if not isinstance(profile, str) or profile not in PROFILES:
+        raise ValueError(f"profile: {_shown(profile)} is not one of {', '.join(sorted(PROFILES))}")
     try:
         return RunRequest.model_validate(_merged(PROFILES[profile], raw))
     except ValidationError as error:
@@ -190,9 +206,18 @@ def _explain(error: ValidationError) -> str:
             lines.append(f'{where}: required, for example {{"task": "circle_packing_26"}}')
         elif item["type"] == "value_error":
             lines.append(item["msg"].removeprefix("Value error, "))
+        elif item["type"] == "model_type":
+            fields = ", ".join(sorted(_fields_at(item["loc"])))
+            lines.append(f"{where}: must be a JSON object with any of {fields}, got {_shown(item['input'])}")
         else:
-            lines.append(f"{where}: {item['msg']}, got {item['input']!r}")
+            lines.append(f"{where}: {item['msg']}, got {_shown(item['input'])}")
     return "; ".join(lines)
+
+
+def _shown(value: object) -> str:
+    """A value for an error message; a long one only by its beginning."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}... ({len(text)} characters)"
 
 
 def _fields_at(path: tuple[int | str, ...]) -> list[str]:

@@ -1,0 +1,138 @@
+"""What commands share: settings, store, Temporal, and the services of this machine. Heavy modules are imported when called."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from console.output import Failure, say
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from activities.blobs import Blobs
+    from workers.settings import Settings
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Session:
+    """One command's surroundings."""
+
+    settings: Settings
+    blobs: Blobs
+
+
+def open_session() -> Session:
+    """Read the settings, keep logs out of the way, open the store.
+
+    Raises:
+        SystemExit: a setting is wrong; names it.
+        InputError: the store's address is none.
+    """
+    from workers.connect import connect_blobs
+    from workers.settings import load_settings
+
+    settings = load_settings()
+    quiet_logs(settings)
+    return Session(settings, connect_blobs(settings))
+
+
+def quiet_logs(settings: Settings) -> None:
+    """Log warnings of ours to stderr, and nothing of Temporal's: a command says itself what it waits for."""
+    from workers.logs import configure_logging
+
+    configure_logging(settings.log_level if settings.debug else "WARNING", role="console")
+    if not settings.debug:
+        logging.getLogger("temporal_core").setLevel(logging.CRITICAL)
+
+
+async def connect(settings: Settings) -> Client:
+    """Connect to Temporal.
+
+    Raises:
+        Failure: it does not answer; says where it should be and what to do.
+    """
+    from workers.connect import connect_options, connect_temporal
+
+    try:
+        return await asyncio.wait_for(connect_temporal(settings), CONNECT_SECONDS)
+    except RuntimeError as error:
+        raise Failure(str(error).partition(" (Failed client connect")[0]) from None
+    except TimeoutError:
+        host = connect_options(settings)["target_host"]
+        raise Failure(f"no Temporal server answered at {host} within {CONNECT_SECONDS:.0f} s; is TEMPORAL_ADDRESS right?") from None
+
+
+def has_foreign_temporal(settings: Settings) -> bool:
+    """Whether Temporal is somebody else's server. One of `tttd up` that the environment happens to name is still ours."""
+    from workers import temporal_server
+    from workers.connect import connect_options
+    from workers.settings import temporal_is_configured
+
+    return temporal_is_configured() and connect_options(settings)["target_host"] != temporal_server.address(settings)
+
+
+def ui_of(settings: Settings) -> str | None:
+    """The Web UI's address, if `tttd up` serves it."""
+    from workers import temporal_server
+
+    return None if has_foreign_temporal(settings) else temporal_server.ui_url(settings)
+
+
+def ensure_services(settings: Settings) -> None:
+    """Bring the services up unless they are, or Temporal is somebody else's: then workers are too."""
+    from workers import services
+
+    if has_foreign_temporal(settings):
+        return
+    if services.read_state(settings) is not None:
+        services.up(settings, ())  # whoever started them chose which workers run; only wait until they are ready
+        return
+    if _somebody_serves(settings):
+        _accept_stranger(settings)
+        return
+    say("starting services (Temporal and five workers) ...")
+    began = time.monotonic()
+    services.up(settings)
+    say(f"services are up after {time.monotonic() - began:.0f} s; Web UI {ui_of(settings)}")
+
+
+def _accept_stranger(settings: Settings) -> None:
+    """Use a server that `tttd up` would collide with only if the user names it: its workers may have another store.
+
+    Raises:
+        Failure: nobody named it; says how to do so, and how to avoid it.
+    """
+    from workers import temporal_server
+    from workers.settings import temporal_is_configured
+
+    where = temporal_server.address(settings)
+    if not temporal_is_configured():
+        raise Failure(
+            f"a Temporal server that `tttd up` of {settings.home.resolve()} did not start answers at {where}: set "
+            f"TEMPORAL_ADDRESS={where} to use it with workers of your own, or TTTD_TEMPORAL_PORT and TTTD_TEMPORAL_UI_PORT "
+            "to start another one beside it"
+        )
+    say(f"using the Temporal server at {where}, which `tttd up` did not start; starting workers is up to you")
+
+
+def _somebody_serves(settings: Settings) -> bool:
+    """Whether a Temporal server answers where `tttd up` would start one: a second one could not take the port."""
+    try:
+        run_async(connect(settings))
+    except Failure:
+        return False
+    return True
+
+
+def run_async(main: Coroutine[Any, Any, T]) -> T:
+    """Run a command's asynchronous part. Ctrl-C cancels it and raises KeyboardInterrupt."""
+    return asyncio.run(main)
