@@ -25,6 +25,8 @@ from workflows.publishing import explain
 POLL_SECONDS = 1.0
 STALL_SECONDS = 10.0
 """Without any progress for this long, it is looked up what the run waits for."""
+PATIENCE_SECONDS = 30.0
+"""A failure that is retried by itself is shown only after this long: at every start the engine comes last."""
 SHOWN_STEPS = 20
 """Committed steps printed when a run is joined."""
 
@@ -71,6 +73,7 @@ class Follower:
         self._said: dict[str, str] = {}
         self._progress: object = None
         self._progress_at = watched.clock()
+        self._explained_at = watched.clock()
         self._missing_since: float | None = None
 
     async def follow(self) -> Ending:
@@ -132,8 +135,7 @@ class Follower:
         if seen.status is None:
             self._missing_since = now if self._missing_since is None else self._missing_since
             self._w.screen.show(f"waiting for {seen.missing} (since {duration(now - self._missing_since)})")
-            if now - self._missing_since >= STALL_SECONDS:
-                await self._explain_waits(seen)
+            await self._explain_waits(seen, now, now - self._missing_since)
             return
         self._missing_since = None
         phase = seen.step.phase if seen.step else seen.status.phase
@@ -143,14 +145,18 @@ class Follower:
         if progress != self._progress:
             self._progress, self._progress_at = progress, now
             self._said.pop("waits", None)
-        elif now - self._progress_at >= STALL_SECONDS and seen.status.state in ("opening", "running"):
-            self._progress_at = now
-            await self._explain_waits(seen)
+        elif seen.status.state in ("opening", "running"):
+            await self._explain_waits(seen, now, now - self._progress_at)
 
-    async def _explain_waits(self, seen: Snapshot) -> None:
+    async def _explain_waits(self, seen: Snapshot, now: float, stalled_seconds: float) -> None:
+        if stalled_seconds < STALL_SECONDS or now - self._explained_at < STALL_SECONDS:
+            return
+        self._explained_at = now
         step = seen.step.step if seen.step else None
         waits = await find_waits(self._w.client, self._w.run_id, step, seen.step.groups if seen.step else 0)
-        advice = [f"{wait.failure} ({wait.advice})" if wait.failure else wait.advice for wait in waits if wait.advice]
+        patient = stalled_seconds < PATIENCE_SECONDS
+        told = [wait for wait in waits if wait.advice and not (patient and wait.failure and wait.pollers)]
+        advice = [f"{wait.failure} ({wait.advice})" if wait.failure else str(wait.advice) for wait in told]
         if advice:
             self._say_once("waits", "\n".join(f"  waiting: {line}" for line in advice), loud=True)
 

@@ -150,7 +150,7 @@ def advise(role: str, queue: str, asked: Pollers, failure: str | None, *, runnin
         return f"no {role} worker is polling {queue}: {start}, or everything with `tttd up`"
     if ignored and asked.last is not None:
         since = asked.last.isoformat(timespec="seconds")
-        return f"no {role} worker has asked {queue} for work since {since}: {start} if it is gone; if it is busy, wait or start another"
+        return f"no {role} worker has asked {queue} for work since {since}: wait if it is busy; if it is gone, {start}"
     if failure is None:
         return None
     again = "it is tried again by itself"

@@ -70,6 +70,9 @@ class World:
     broken: set[int] = field(default_factory=set)
     """Steps whose programs the judge refuses with an error that nobody can retry away."""
 
+    flaky: set[int] = field(default_factory=set)
+    """Steps whose programs the judge refuses with an error that is worth another attempt."""
+
     @classmethod
     def make(cls, home: Path) -> World:
         write_model(home / "models" / "tiny")
@@ -158,6 +161,8 @@ class World:
         async def judge(request: m.JudgeRequest) -> m.Judged:
             if request.at.step in self.broken:
                 raise ApplicationError("blob 00 is missing from the store", type="CorruptBlob", non_retryable=True)
+            if request.at.step in self.flaky:
+                raise ApplicationError("no room in the sandbox", type="JudgeError")
             return self.judge_now(request.run, request.at, radius_of(request.at))
 
         @activity.defn(name=names.JUDGE_SEED)

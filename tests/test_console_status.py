@@ -16,7 +16,6 @@ from console.waits import Pending, Pollers, advise, summarise, wait_text
 from workflows import names
 from workflows.contracts.messages import GroupProgress, Phase
 
-
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 POLLING = Pollers(1, NOW)
 

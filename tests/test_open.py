@@ -18,7 +18,6 @@ from activities.errors import InputError
 from activities.fleet import PREFIX, live_engines, read_notice, withdraw_notice, write_notice
 from activities.models import PROJECTIONS, find_model, linear_shapes, model_digest
 from activities.records import AdapterManifest, ArchiveState, Checkpoint, EngineNotice, RunSpec, StepCommit, Verdict
-from activities.sample.prompt import template_digest_source
 from tasks.registry import TaskError, judge_digest, load_task, read_task, task_digest
 from tests.chain import Chain, make_model, make_task, spread
 from workflows.contracts.base import Coordinate, Outcome
@@ -232,20 +231,6 @@ def test_a_field_that_an_older_version_did_not_have_is_named(chain: Chain) -> No
     message = refused(chain.prepare, "IdentityChanged")
     assert "decode: new" in message
     assert "gone: no longer" in message
-
-
-def test_prompt_digest_source_shows_every_wording() -> None:
-    source = template_digest_source()
-    for words in (
-        "A higher score",
-        "A lower score",
-        "1 CPU core",
-        "2 CPU cores",
-        "There is no program yet",
-        "has no SCORE yet",
-        "->",
-    ):
-        assert words in source
 
 
 # Tasks ------------------------------------------------------------------------------------------------------------------------

@@ -139,6 +139,14 @@ def test_visit_unit_counts_expansions() -> None:
     assert expansions.bonus == pytest.approx(0.5 * (2 / 3) * math.sqrt(2) / 2)
 
 
+def test_visits_decide_between_own_value_and_best_child() -> None:
+    seed = root("s", 1.0)
+    cases: list[tuple[dict[str, int], float]] = [({}, 1.0), ({"s": 0}, 1.0), ({"s": 1}, 3.0)]
+    for visits, q in cases:
+        archive = ArchiveState(nodes=(seed,), seeds=("s",), visits=visits, best_child={"s": 3.0}, total_visits=1)
+        assert score_nodes(archive, exploration=1.0, visit_unit=1)[0].q == q
+
+
 def test_scale_spans_children_once_there_are_any() -> None:
     low, high = root("low", -100.0), root("high", 50.0)
     assert value_scale(opened(low, high)) == 150.0

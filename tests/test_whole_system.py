@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from temporalio.client import WorkflowFailureError
 
 from activities.records import RunStore, StepReport
 from tests.system import SHORT_TIMEOUTS, System, coordinates
@@ -63,6 +64,21 @@ async def test_another_seed_gives_another_chain(system: System, undisturbed: str
     assert result.commit != RunStore(system.blobs, undisturbed).commit_digest(1)
 
 
+async def test_a_finished_run_goes_on_when_more_steps_are_asked_for(system: System, undisturbed: str) -> None:
+    """One step, then the same request for two: a new execution goes on from the last commit, and the chain is the same."""
+    first = await system.run("extended", {**REQUEST, "search": {"steps": 1}})
+    assert first.step == 1
+    result = await system.run("extended", REQUEST)
+    assert result.commit == RunStore(system.blobs, undisturbed).commit_digest(2)
+
+
+async def test_a_resume_with_another_science_is_refused_naming_the_fields(system: System, undisturbed: str) -> None:
+    changed = {**REQUEST, "optimizer": {"learning_rate": 1e-3}}
+    with pytest.raises(WorkflowFailureError) as failure:
+        await system.run(undisturbed, changed)
+    assert "optimizer.learning_rate: 0.003 -> 0.001" in str(failure.value.cause.__cause__)
+
+
 def kill_when(system: System, run: str, role: str) -> Callable[[], bool]:
     """The moment in the middle of a role's own work in step 1."""
     moments: dict[str, Callable[[], bool]] = {
@@ -108,7 +124,7 @@ WORK = {"sample": "rollout_sampled", "judge": "rollout_judged"}
 
 
 async def test_a_crashed_engine_process_comes_back_with_its_adapters(system: System, undisturbed: str) -> None:
-    """The engine's own process, not its worker: the worker restarts it, reloads and proves each adapter, and only then is it asked."""
+    """Not the worker but the engine itself: it is restarted, its adapters are reloaded and proved, and only then is it asked."""
     run = "crashed-engine"
 
     def disturb() -> None:

@@ -237,6 +237,12 @@ async def test_without_training_nothing_is_trained_or_published_again(client: Cl
         ({"task": "toy", "search": {"groups": 0}}, "search.groups: Input should be greater than or equal to 1, got 0"),
         ({"task": "toy", "search": {"grups": 4}}, "search.grups: unknown field; allowed here: capacity"),
         ({"task": "toy", "profile": "huge"}, "profile: 'huge' is not one of laptop"),
+        ({"task": "toy", "profile": ["laptop"]}, "profile: ['laptop'] is not one of laptop"),
+        ({"task": ["toy"]}, "task: Input should be a valid string, got ['toy']"),
+        ({"task": "toy", "search": 7}, "search: must be a JSON object with any of capacity"),
+        ({"task": "toy", "search": None}, "search: must be a JSON object"),
+        ({"task": "toy", "seed": 1e300}, "seed: Input should be"),
+        ({"task": "toy", "timeouts": {"judge_seconds": -1}}, "timeouts.judge_seconds: Input should be greater than 0"),
         ({"task": "toy", "name": "other"}, "does not match the workflow id"),
     ],
 )
@@ -257,6 +263,15 @@ async def test_no_input_at_all_is_a_clear_failure_too(client: Client) -> None:
         await asyncio.wait_for(handle.result(), 20)
     assert isinstance(failure.value.cause, ApplicationError)
     assert "must be a JSON object" in failure.value.cause.message
+
+
+async def test_a_made_up_second_input_is_ignored(client: Client, script: Script) -> None:
+    arguments = [{**REQUEST, "search": {"groups": 1, "rollouts": 3, "steps": 1}}, {"head": "nonsense"}]
+    handle = await client.start_workflow(
+        names.DISCOVERY_RUN, args=arguments, id=f"run/t{next(_ids)}", task_queue=names.CONTROL_QUEUE
+    )
+    result = m.RunResult.model_validate(await asyncio.wait_for(handle.result(), 20))
+    assert result.step == 1
 
 
 async def test_a_failed_step_blocks_until_retried(client: Client, script: Script) -> None:

@@ -187,9 +187,10 @@ async def _train(settings: Settings, client: Client, blobs: Blobs, stop: asyncio
 async def _engine(settings: Settings, client: Client, blobs: Blobs, stop: asyncio.Event) -> None:
     from activities.publish.activity import PublishActivities
     from workers.engine.host import EngineHost, keep_running
+    from workers.locks import alone
 
     host = EngineHost(settings, blobs)
-    with ThreadPoolExecutor(2) as threads:
+    with alone(settings, f"engine-{host.engine_id}"), ThreadPoolExecutor(2) as threads:
         worker = Worker(
             client,
             task_queue=names.engine_queue(host.engine_id),

@@ -82,8 +82,11 @@ def read_state(settings: Settings) -> dict[str, Any] | None:
     return {}
 
 
-def up(settings: Settings, roles: Sequence[str] = ROLES) -> bool:
+def up(settings: Settings, roles: Sequence[str] = ROLES, engine_model: str | None = None) -> bool:
     """Start the supervisor unless it runs, and wait until Temporal serves. Returns False if it was running already.
+
+    Args:
+        engine_model: what the engine serves; None: as the settings say.
 
     Raises:
         RuntimeError: it did not come up; the message holds the end of its log.
@@ -105,7 +108,7 @@ def up(settings: Settings, roles: Sequence[str] = ROLES) -> bool:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal must not reach it
-            env=child_environment(),
+            env=child_environment(**({"TTTD_ENGINE_MODEL": engine_model} if engine_model else {})),
         )
     _wait_for_state(settings, process)
     return True
@@ -209,6 +212,7 @@ class Supervisor:
             "ready": True,
             "temporal": temporal_server.address(self._settings),
             "ui": temporal_server.ui_url(self._settings),
+            "engine_model": self._settings.engine_model,
             "services": {
                 s.name: {"pid": s.process.pid if s.process else None, "starts": s.starts, "exits": s.exits[-5:]}
                 for s in self._services

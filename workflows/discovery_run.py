@@ -58,7 +58,7 @@ class DiscoveryRun:
         self._state: RunState = "opening"
         self._phase = Phase(name="opening", since=workflow.now().isoformat())
         self._error: str | None = None
-        self._progress: RunProgress | None = RunProgress.model_validate(carried) if carried is not None else None
+        self._progress: RunProgress | None = _carried(carried)
         self._pause_asked = self._progress is not None and self._progress.paused
         self._stop_asked = False
         self._retry_asked = False
@@ -321,24 +321,34 @@ class DiscoveryRun:
         workflow.set_current_details(_details(p, state, detail, self._error))
 
 
+def _carried(value: Any) -> RunProgress | None:
+    """State from the execution before. A second input that somebody made up is ignored: the run opens from what is stored."""
+    try:
+        return None if value is None else RunProgress.model_validate(value)
+    except ValidationError:
+        return None
+
+
 def _extend_arguments(raw: Any) -> ExtendArguments:
     return ExtendArguments.model_validate({"steps": raw} if isinstance(raw, int) else raw)
 
 
 def _details(p: RunProgress, state: str, detail: str, error: str | None) -> str:
-    """Markdown for the Web UI: state, best against best known, and a table of the last steps."""
+    """For the Web UI: state, best against best known, and a table of the last steps."""
     best = "none" if p.head.best is None else f"{p.head.best:.10f}"
     known = "" if p.best_known is None else f" (best known {p.best_known:.10f})"
     lines = [f"### {p.task}: {state}", f"{detail}  ", f"best certified {p.score_name}: **{best}**{known}", ""]
     if error:
         lines += [f"**{error}**", ""]
     if p.recent:
-        lines += ["| step | best | mean reward | valid | new | improved | KL |", "|---|---|---|---|---|---|---|"]
-        lines += [_row(s) for s in p.recent]
+        # A code block: the Web UI sets Markdown tables without space between the columns.
+        lines += ["```", f"{'step':>5} {'best':>12} {'grid mean':>10} {'valid':>8} {'new':>5} {'improved':>9} {'KL':>8}"]
+        lines += [*(_row(s) for s in p.recent), "```"]
     return "\n".join(lines)
 
 
 def _row(s: StepSummary) -> str:
     best = "" if s.best is None else f"{s.best:.8f}"
     kl = "" if s.kl is None else f"{s.kl:.4f}"
-    return f"| {s.step} | {best} | {s.mean_reward:.4f} | {s.valid}/{s.rollouts} | {s.valid_and_new} | {s.improved} | {kl} |"
+    valid = f"{s.valid}/{s.rollouts}"
+    return f"{s.step:>5} {best:>12} {s.mean_reward:>10.4f} {valid:>8} {s.valid_and_new:>5} {s.improved:>9} {kl:>8}"

@@ -59,7 +59,7 @@ def resolve(
 
 
 def _limits(task: Task, request: RunRequest) -> dict[str, Any]:
-    """The task's limits, overridden by the request's. A core count above the task's would promise what no judge grants."""
+    """The task's limits, overridden by the request's."""
     asked, own = request.judge, task.limits
     return {
         "wall_seconds": asked.wall_seconds or own.wall_seconds,

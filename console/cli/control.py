@@ -48,9 +48,11 @@ def extend(
 ) -> int:
     """Add steps to a run. One that has ended goes on in a new execution from its last commit."""
     from console.cli.session import ensure_services, open_session, run_async
+    from console.stored import find_run
 
     session = open_session()
-    ensure_services(session.settings)
+    stored = find_run(session.blobs, run)
+    ensure_services(session.settings, stored.spec.request.model if stored and stored.spec else None)
     emit(run_async(_extend(session, run, steps)))
     return OK
 

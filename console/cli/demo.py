@@ -33,14 +33,14 @@ valid counted as 0: it rises because the model learns. `best` is the best certif
 learning, by trying often, so it proves nothing about training.
 """
 
-_NEXT = """\
-next
-  tttd best {run}                            the best program
-  tttd status {run}                          the run in numbers (--json for all of them)
-  tttd extend {run} --steps 4                four more steps
-  tttd run circle_packing_26 --set train=off   the same search without training: what its mean is to be compared with
-  tttd demo --set seed=1                     the same with other random numbers
-  tttd down                                  stop the services; runs stay"""
+_NEXT = (
+    ("tttd best {run}", "the best program"),
+    ("tttd status {run}", "the run in numbers (--json for all of them)"),
+    ("tttd extend {run} --steps 4", "four more steps"),
+    (f"tttd run {TASK} --set train=off", "the same search without training: what its mean is to be compared with"),
+    ("tttd demo --set seed=1", "the same with other random numbers"),
+    ("tttd down", "stop the services; runs stay"),
+)
 
 
 @command
@@ -80,7 +80,11 @@ def present(session: Session, run_id: str, state: str, as_json: bool) -> int:
     settings = session.settings
     emit(f"  store  {session.blobs.store.url}")
     emit(f"  logs  {settings.logs.resolve()}")
-    emit(_NEXT.format(run=run_id))
+    emit("next")
+    commands = [(words.format(run=run_id), meaning) for words, meaning in _NEXT]
+    width = max(len(words) for words, _ in commands)
+    for words, meaning in commands:
+        emit(f"  {words:<{width}}  {meaning}")
     return code
 
 
@@ -92,7 +96,7 @@ def learning_lines(found: Sequence[StepSummary], version: int) -> list[str]:
     lines = [f"  grid mean  {means[0]:.4f} in the first step, {means[-1]:.4f} in the last"]
     if len(means) >= 6:
         lines[0] += f" (first three {fmean(means[:3]):.4f}, last three {fmean(means[-3:]):.4f})"
-    lines.append(f"  policy  version {version}: {version} optimizer steps from the model as it was")
+    lines.append(f"  policy  version {version}: {version} optimizer step{'' if version == 1 else 's'} from the model as it was")
     notes = [f"  note  step {s.step}: {note}" for s in found for note in s.notes]
     return lines + notes[-3:]
 

@@ -91,7 +91,7 @@ def run_to_end(session: Session, asked: Asked, wish: Wish, present: Present) -> 
     finished = is_finished(stored_run(session.blobs, asked), asked.request.search.steps)
     if finished and not wish.new and not read_state(session.settings):
         return _already_finished(session, asked, wish, present)
-    ensure_services(session.settings)
+    ensure_services(session.settings, asked.request.model)
     joined: dict[str, Any] = {}
     try:
         return run_async(_run(session, asked, wish, present, joined))

@@ -87,21 +87,34 @@ def ui_of(settings: Settings) -> str | None:
     return None if has_foreign_temporal(settings) else temporal_server.ui_url(settings)
 
 
-def ensure_services(settings: Settings) -> None:
-    """Bring the services up unless they are, or Temporal is somebody else's: then workers are too."""
+def ensure_services(settings: Settings, model: str | None = None) -> None:
+    """Bring the services up unless they are, or Temporal is somebody else's: then workers are too.
+
+    Args:
+        model: the run's; an engine that is started now serves it. None: as the settings say.
+
+    Raises:
+        Failure: the services run, with an engine for another model.
+    """
     from workers import services
 
     if has_foreign_temporal(settings):
         return
     if services.read_state(settings) is not None:
         services.up(settings, ())  # whoever started them chose which workers run; only wait until they are ready
+        state = services.read_state(settings) or {}
+        serves = state.get("engine_model", model)
+        if model is not None and "engine" in state.get("services", {}) and serves != model:
+            raise Failure(
+                f"the engine here serves model {serves}, this run needs {model}: `tttd down`, then the same command again"
+            )
         return
     if _somebody_serves(settings):
         _accept_stranger(settings)
         return
     say("starting services (Temporal and five workers) ...")
     began = time.monotonic()
-    services.up(settings)
+    services.up(settings, engine_model=model)
     say(f"services are up after {time.monotonic() - began:.0f} s; Web UI {ui_of(settings)}")
 
 

@@ -120,7 +120,7 @@ def train(model: LlamaForCausalLM, examples: list[Example], settings: Settings, 
         flat = child.float() + settings.prompt_weight * prompt[:, 1:].flatten()
         loss = (losses * flat).sum() / flat.sum()
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
