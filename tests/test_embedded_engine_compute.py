@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from workers.engine.embedded.adapters import Adapter, read_adapter
+from workers.engine.embedded.cache import RowCache
 from workers.engine.embedded.decoding import DecodeSession
 from workers.engine.embedded.jobs import Job
 from workers.engine.embedded.model import CausalModel, load_model
@@ -268,3 +271,19 @@ def test_numbers_that_are_not_finite_fail_their_own_job_only(model: CausalModel,
     assert "not finite" not in str(jobs[1].error)
     assert jobs[0].error is not None
     assert list(session.jobs) == jobs[1:]
+
+
+def test_a_dropped_cache_is_freed_at_once() -> None:
+    """A reference cycle would keep every batch's keys and values until Python's collector happens to run: gigabytes after an hour."""
+    gc.collect()
+    gc.disable()
+    try:
+        cache = RowCache(rows=2, layers=1)
+        keys = torch.zeros(2, 1, 3, 4)
+        cache.update(keys, keys, 0)
+        layer = weakref.ref(cache.layers[0])
+        assert cache.layers[0].key_buffer is not None
+        del cache
+        assert layer() is None
+    finally:
+        gc.enable()

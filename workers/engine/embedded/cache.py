@@ -7,6 +7,7 @@ Knows nothing of tokens, masks or sampling.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +23,17 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 
     def __init__(self, owner: RowCache) -> None:
         super().__init__()
-        self.owner = owner
+        # Weak, so that a cache is freed the moment it is dropped: a cycle would keep its buffers until Python's collector happens
+        # to look, which takes gigabytes of them.
+        self._owner = weakref.ref(owner)
         self.key_buffer: torch.Tensor | None = None
         self.value_buffer: torch.Tensor | None = None
+
+    @property
+    def owner(self) -> RowCache:
+        owner = self._owner()
+        assert owner is not None  # a layer is only reached through its cache
+        return owner
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
