@@ -274,7 +274,7 @@ def test_numbers_that_are_not_finite_fail_their_own_job_only(model: CausalModel,
 
 
 def test_a_dropped_cache_is_freed_at_once() -> None:
-    """A reference cycle would keep every batch's keys and values until Python's collector happens to run: gigabytes after an hour."""
+    """A reference cycle would keep a batch's keys and values until Python's collector runs: gigabytes after an hour."""
     gc.collect()
     gc.disable()
     try:

@@ -72,7 +72,7 @@ def _exclusive(settings: Settings) -> Iterator[bool]:
 
 
 def read_state(settings: Settings) -> dict[str, Any] | None:
-    """What the supervisor last wrote, if one is running: its pid, and each service's pid and number of starts."""
+    """What the supervisor last wrote, if one is running: its pid, each service's pid and number of starts. {}: it starts."""
     with _exclusive(settings) as free:
         if free:
             return None
@@ -129,17 +129,27 @@ def _wait_for_state(settings: Settings, process: subprocess.Popen[bytes] | None)
 
 def down(settings: Settings) -> bool:
     """Stop everything; False if nothing ran. Runs stay in Temporal's database and go on at the next `tttd up`."""
-    state = read_state(settings)
-    if not state:
+    if read_state(settings) is None:
         return False
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(state["pid"]), signal.SIGTERM)
     deadline = time.monotonic() + 2 * _STOP_SECONDS + 10
+    number = signal.SIGTERM
     while read_state(settings) is not None:
+        if (pid := _supervisor_pid(settings)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        time.sleep(0.2)
         if time.monotonic() > deadline:
-            os.kill(int(state["pid"]), signal.SIGKILL)
-        time.sleep(0.1)
+            number = signal.SIGKILL
     return True
+
+
+def _supervisor_pid(settings: Settings) -> int | None:
+    """Process that wrote the lock file, if it is a supervisor: a number left by a killed one may be anybody's by now."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(lock_path(settings).read_text(encoding="utf-8"))
+        if b"workers.services" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    return None
 
 
 def die_with_parent() -> None:
@@ -167,6 +177,7 @@ class Supervisor:
             assert self._server.process is not None
             temporal_server.wait_until_serving(self._settings, self._server.process)
             temporal_server.prepare_namespace(self._settings)
+            self._write_state()
             while not self._stopping:
                 self._tend()
                 time.sleep(0.2)
@@ -246,6 +257,7 @@ def main(roles: Sequence[str]) -> int:
         if not free:
             print("another supervisor holds", lock_path(settings))
             return 1
+        lock_path(settings).write_text(str(os.getpid()), encoding="utf-8")
         try:
             Supervisor(settings, roles).run()
         except RuntimeError as error:
