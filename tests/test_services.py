@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -48,6 +49,16 @@ def test_without_workers_only_temporal_is_started(settings: Settings) -> None:
     assert services.down(settings)
     assert services.read_state(settings) is None
     assert not services.down(settings)
+
+
+def test_a_taken_port_is_refused_by_name(settings: Settings) -> None:
+    """A server of somebody else would answer in our server's place, with other runs and other workers."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", settings.temporal_port))
+        other.listen()
+        with pytest.raises(RuntimeError, match=rf"port {settings.temporal_port} is taken.*TTTD_TEMPORAL_PORT"):
+            services.up(settings, ())
+    assert services.read_state(settings) is None
 
 
 def test_down_works_while_services_are_still_coming_up(settings: Settings) -> None:

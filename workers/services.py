@@ -172,6 +172,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
+            temporal_server.refuse_taken_ports(self._settings)
             temporal_server.write_client_config(self._settings)
             self._start(self._server)
             assert self._server.process is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -78,11 +79,24 @@ def is_serving(settings: Settings) -> bool:
     return "SERVING" in _cli(settings, "operator", "cluster", "health").stdout
 
 
+def refuse_taken_ports(settings: Settings) -> None:
+    """Make sure that it will be our server that answers: a stranger on the port would look just like it.
+
+    Raises:
+        RuntimeError: somebody listens on one of the two ports; names it and the setting.
+    """
+    ports = {"TTTD_TEMPORAL_PORT": settings.temporal_port, "TTTD_TEMPORAL_UI_PORT": settings.temporal_ui_port}
+    for setting, port in ports.items():
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                raise RuntimeError(f"port {port} is taken by another program (another `tttd up`?); set {setting} to a free one")
+
+
 def wait_until_serving(settings: Settings, process: subprocess.Popen[bytes]) -> None:
     """Wait for the server.
 
     Raises:
-        RuntimeError: it ended (a foreign server on the port would answer in its place), or did not serve within 60 s.
+        RuntimeError: it ended, or did not serve within 60 s.
     """
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
