@@ -35,21 +35,25 @@ def load(file: Path) -> WorkflowHistory:
 async def test_a_stored_history_replays(file: Path) -> None:
     use_quiet_runtime()
     replayer = Replayer(
-        workflows=[DiscoveryRun, DiscoveryStep, RolloutGroup], data_converter=pydantic_data_converter, workflow_runner=workflow_runner()
+        workflows=[DiscoveryRun, DiscoveryStep, RolloutGroup],
+        data_converter=pydantic_data_converter,
+        workflow_runner=workflow_runner(),
     )
     await replayer.replay_workflow(load(file))
 
 
+@workflow.defn(name=names.DISCOVERY_RUN, sandboxed=False)
+class Changed:
+    """A DiscoveryRun that begins with a timer."""
+
+    @workflow.run
+    async def run(self, raw: dict[str, object]) -> RunResult:
+        await workflow.sleep(1)
+        raise AssertionError("never reached")
+
+
 async def test_a_workflow_that_does_something_else_fails_its_replay() -> None:
-    """The test above can fail: the run's history does not fit a workflow that begins with a timer."""
-
-    @workflow.defn(name=names.DISCOVERY_RUN, sandboxed=False)
-    class Changed:
-        @workflow.run
-        async def run(self, raw: dict[str, object]) -> RunResult:
-            await workflow.sleep(1)
-            raise AssertionError("never reached")
-
+    """The test above can fail."""
     history = next(file for file in HISTORIES if file.name.startswith(names.DISCOVERY_RUN))
     replayer = Replayer(workflows=[Changed], data_converter=pydantic_data_converter)
     with pytest.raises(workflow.NondeterminismError):
