@@ -133,6 +133,8 @@ class StepPlan(Document):
     archive: Digest
     groups: tuple[PlannedGroup, ...]
     scale: float
+    seed: int | None = None
+    """Of the strategy's choices by chance: a function of run seed and step. None in plans from before it was recorded."""
     note: str = ""
 
 
@@ -154,6 +156,8 @@ class RolloutRecord(Document):
     """Under the policy that sampled, at temperature 1; 0.0 for forced tokens."""
     mask: tuple[int, ...]
     """1: sampled by the policy; 0: forced into the response."""
+    thinking_tokens: int = 0
+    """Response tokens before the answer, forced ones included; all of them if it never came to an answer."""
     finish_reason: str
     """`stop` or `length`."""
     text: str

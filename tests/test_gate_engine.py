@@ -106,14 +106,14 @@ class World:
         return EngineClient(self.host.current.url)
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+@pytest.fixture(scope="module", params=[4e-5, 3e-3], ids=["paper's rate", "laptop's rate"])
+def world(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[World]:
     root = tmp_path_factory.mktemp("engine")
     blobs, model = Blobs(LocalStore(root / "store")), make_model(root / "model", "llama")
     train = TrainActivities(blobs, lambda _: model, threads=1).train
     histories = []
     for seed, steps in ((0, 3), (1, 1)):
-        search = FakeSearch.open(blobs, model, run_id=f"run{seed}", optimizer={"learning_rate": 4e-5})
+        search = FakeSearch.open(blobs, model, run_id=f"run{seed}", optimizer={"learning_rate": request.param})
         policies, records = [make_initial_policy(search.store, search.spec, model)], []
         for step in range(1, steps + 1):
             batch = search.sample(step, policies[-1], groups=4, rollouts=8, response_tokens=16, seed=seed)
@@ -129,7 +129,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_each_version_is_served_and_proved(world: World) -> None:
-    """One step at 4e-5 is seen by an engine whose arithmetic is float32."""
+    """One step, also one at 4e-5, is seen by an engine whose arithmetic is float32."""
     for version in range(4):
         published = world.publish(version)
         report = world.search.store.load(PublishReport, published.report)

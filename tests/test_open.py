@@ -115,8 +115,15 @@ def test_a_store_put_together_from_two_backups_is_refused(chain: Chain) -> None:
 
 
 # Identity ---------------------------------------------------------------------------------------------------------------------
-OTHER: dict[str, Any] = {"strategy": None, "visit_unit": "expansion", "start": "given", "advantage": "mean_baseline"}
-"""A second value of the fields that are no numbers; None: the field has only one."""
+OTHER: dict[str, Any] = {
+    "strategy": "greedy",
+    "visit_unit": "expansion",
+    "start": "given",
+    "advantage": "mean_baseline",
+    "thinking": "on",
+    "thinking_tokens": 64,
+}
+"""A second value of the fields that are no plain numbers."""
 
 
 def other_value(name: str, value: Any) -> Any:
@@ -180,7 +187,7 @@ def test_every_field_of_a_request_was_changed_once() -> None:
     }
     tested = {name for name, *_ in CHANGES}
     by_content = {"task", "model"}  # see the next tests
-    assert fields - tested - by_content == {"search.strategy"}
+    assert fields - tested - by_content == set()
 
 
 def test_identity_follows_contents_of_task_judge_model_and_prompt(chain: Chain) -> None:

@@ -94,7 +94,10 @@ def test_every_template_word_is_in_the_digest_source() -> None:
     problem = ProblemView("INSTRUCTION", "ENTRY", "maximize", "SCORE", 10.0, 1, "CONSTRUCTION")
     for direction in ("maximize", "minimize"):
         for cores in (1, 2):
-            for parent in (ParentView("CODE", 1.0, 0.5, "OUT"), ParentView("CODE", None, None), ParentView("", None, None)):
+            for parent in (
+                *(ParentView("CODE", 1.0, 0.5, "OUT"), ParentView("CODE", None, None), ParentView("", None, None)),
+                ParentView("", 1.0, 0.5, withheld=True),
+            ):
                 for line in render_prompt(replace(problem, direction=direction, cores=cores), parent).splitlines():
                     assert line in source or line.startswith("Time limit")
     assert "on 1 CPU core." in source
@@ -157,6 +160,35 @@ def test_output_goes_first_then_code_from_its_end(codec: PromptCodec) -> None:
     assert alone.shortened == "code"
 
 
+def test_a_program_of_which_nothing_fits_is_not_denied(codec: PromptCodec) -> None:
+    offered = replace(PROBLEM, construction_name="parent_x")
+    parent = replace(PARENT, code=f"x = [{'0.25, ' * 3000}]\n", output_tail="")
+    bare = render_prompt(offered, replace(parent, code="", withheld=True))
+    for words in ("The parent program is too long to be shown.", "Its size: 1.00000000 -> 1.25000000", "global `parent_x`"):
+        assert words in bare
+    assert "There is no program yet" not in bare
+    room = len(codec.encode(bare)) + 4
+    encoded = codec.encode_fitting(
+        offered, parent, context_tokens=room + RESERVE_TOKENS + MINIMUM_RESPONSE_TOKENS, max_new_tokens=100
+    )
+    assert (encoded.token_ids, encoded.shortened) == (codec.encode(bare), "code")
+
+
+def test_thinking_that_must_end_early_leaves_the_prompt_less_room(codec: PromptCodec) -> None:
+    """Where thinking ends is counted from the beginning of the prompt, so a long prompt is shortened for it."""
+    full = len(codec.encode(render_prompt(PROBLEM, PARENT)))
+    encoded = codec.encode_fitting(PROBLEM, PARENT, context_tokens=2048, max_new_tokens=1000, thinking_tokens=full + 50)
+    assert (len(encoded.token_ids), encoded.max_new_tokens, encoded.shortened) == (full, 50, "")
+    encoded = codec.encode_fitting(PROBLEM, PARENT, context_tokens=2048, max_new_tokens=30, thinking_tokens=full + 50)
+    assert encoded.max_new_tokens == 30
+    tight = full + MINIMUM_RESPONSE_TOKENS - 1
+    encoded = codec.encode_fitting(PROBLEM, PARENT, context_tokens=2048, max_new_tokens=1000, thinking_tokens=tight)
+    assert encoded.shortened == "output"
+    assert len(encoded.token_ids) + encoded.max_new_tokens == tight
+    with pytest.raises(InputError, match=r"statement takes \d+ tokens, but sampling\.thinking_tokens=40 leaves 24"):
+        codec.encode_fitting(PROBLEM, PARENT, context_tokens=2048, max_new_tokens=1000, thinking_tokens=40)
+
+
 def test_statement_that_is_too_long_gives_both_numbers(codec: PromptCodec) -> None:
     problem = replace(PROBLEM, instruction="word " * 3000)
     with pytest.raises(InputError, match=r"statement takes \d+ tokens, but sampling\.context_tokens=1024 leaves 992"):
@@ -170,7 +202,7 @@ code_lines = st.sampled_from(["x = 1", "    return [" + "0.123, " * 40 + "]", ""
 @given(st.lists(code_lines, max_size=80).map("\n".join), st.text(max_size=900), st.integers(16, 2500))
 def test_fitting_never_fails_when_the_statement_fits(codec: PromptCodec, code: str, output: str, context: int) -> None:
     parent = replace(PARENT, code=code, output_tail=output)
-    bare = len(codec.encode(render_prompt(PROBLEM, replace(PARENT, code="", output_tail=""))))
+    bare = len(codec.encode(render_prompt(PROBLEM, replace(PARENT, code="", output_tail="", withheld=bool(code)))))
     room = context - RESERVE_TOKENS - MINIMUM_RESPONSE_TOKENS
     if bare > room:
         with pytest.raises(InputError, match="raise it"):

@@ -85,7 +85,8 @@ BAD: list[tuple[str, object, str]] = [
     ("search", 5, "must be a JSON object with any of capacity, children_per_parent"),
     ("search", None, "must be a JSON object with any of"),
     ("search", [], "must be a JSON object with any of"),
-    ("search.strategy", "greedy", "'puct'"),
+    ("search.strategy", "best", "'puct', 'best_of_n', 'greedy' or 'epsilon_greedy'"),
+    ("search.strategy", None, "'puct'"),
     ("search.groups", 0, "greater than or equal to 1"),
     ("search.groups", 513, "less than or equal to 512"),
     ("search.groups", "8", "valid integer"),
@@ -97,6 +98,9 @@ BAD: list[tuple[str, object, str]] = [
     ("search.exploration", -0.5, "greater than or equal to 0"),
     ("search.exploration", math.inf, "finite"),
     ("search.exploration", math.nan, "finite"),
+    ("search.epsilon", -0.1, "greater than or equal to 0"),
+    ("search.epsilon", 1.1, "less than or equal to 1"),
+    ("search.epsilon", "0.1", "valid number"),
     ("search.visit_unit", "step", "'rollout' or 'expansion'"),
     ("search.children_per_parent", -1, "greater than or equal to 0"),
     ("search.capacity", 0, "greater than or equal to 1"),
@@ -108,6 +112,8 @@ BAD: list[tuple[str, object, str]] = [
     ("sampling.top_k", -2, "greater than or equal to -1"),
     ("sampling.max_new_tokens", 0, "greater than or equal to 1"),
     ("sampling.context_tokens", 8, "greater than or equal to 16"),
+    ("sampling.thinking", True, "'auto', 'on' or 'off'"),
+    ("sampling.thinking_tokens", 31, "greater than or equal to 32"),
     ("objective.advantage", "best", "'adaptive_entropic', 'mean_baseline' or 'entropic'"),
     ("objective.beta", 0, "greater than 0"),
     ("objective.kl_coefficient", -1, "greater than or equal to 0"),
@@ -189,6 +195,11 @@ def test_a_long_value_is_shown_by_its_beginning() -> None:
         ({"sampling": {"top_k": 20}}, ("20",)),
         ({"search": {"rollouts": 2}}, ("search.rollouts=2", "at least 3", "mean_baseline")),
         ({"sampling": {"max_new_tokens": 1024}}, ("sampling.max_new_tokens=1024", "sampling.context_tokens=1024")),
+        ({"sampling": {"thinking_tokens": 1024}}, ("sampling.thinking_tokens=1024", "sampling.context_tokens=1024")),
+        (
+            {"sampling": {"thinking_tokens": 512, "thinking": "off"}},
+            ("sampling.thinking_tokens=512", "sampling.thinking=off", "leave one out"),
+        ),
         ({"search": {"groups": 8, "capacity": 8}}, ("search.capacity=8", "search.groups=8", "Raise")),
     ],
 )
@@ -202,6 +213,14 @@ def test_what_training_forbids_is_allowed_without_it() -> None:
     sampled = {"sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 20}, "search": {"rollouts": 2}}
     assert parse_request(TASK | sampled | {"train": "off"}).sampling.temperature == 0.7
     assert parse_request(TASK | {"search": {"rollouts": 2}, "objective": {"advantage": "mean_baseline"}}).search.rollouts == 2
+
+
+@pytest.mark.parametrize("train", ["on", "off"])
+@pytest.mark.parametrize("strategy", ["puct", "best_of_n", "greedy", "epsilon_greedy"])
+def test_search_and_training_are_chosen_apart(strategy: str, train: str) -> None:
+    request = parse_request(TASK | {"train": train, "search": {"strategy": strategy}})
+    assert (request.search.strategy, request.train, request.search.epsilon) == (strategy, train, 0.1)
+    assert parse_request(TASK | {"search": {"strategy": strategy, "epsilon": 0}}).search.epsilon == 0.0
 
 
 def test_a_request_survives_json_and_a_whole_number_is_a_number() -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from temporalio.client import WorkflowFailureError
 
-from activities.records import RunStore, StepReport
+from activities.blobs import digest_of
+from activities.engine_http import EngineClient
+from activities.errors import PublishRefused
+from activities.fleet import read_notice
+from activities.publish.placing import materialise
+from activities.publish.publishing import publish
+from activities.records import ArchiveState, RunStore, StepCommit, StepReport
 from tests.system import SHORT_TIMEOUTS, System, coordinates
-from workflows.contracts.base import Outcome
+from workflows.contracts.base import Outcome, RunRef
+from workflows.contracts.messages import PublishRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -59,9 +68,14 @@ async def test_the_same_seed_gives_the_same_chain(system: System, undisturbed: s
     assert result.commit == RunStore(system.blobs, undisturbed).commit_digest(2)
 
 
-async def test_another_seed_gives_another_chain(system: System, undisturbed: str) -> None:
-    result = await system.run("other-seed", {**REQUEST, "seed": 8, "search": {"steps": 1}})
-    assert result.commit != RunStore(system.blobs, undisturbed).commit_digest(1)
+async def test_the_empty_start_asks_for_the_first_program(system: System) -> None:
+    search = {"steps": 1, "start": "empty", "groups": 1, "rollouts": 6}
+    result = await system.run("empty-start", {**REQUEST, "search": search})
+    assert result.step == 1
+    opening = system.chain("empty-start")[0]
+    (seed,) = RunStore(system.blobs, "empty-start").load(ArchiveState, opening.archive).nodes
+    assert (seed.code, seed.score, seed.value) == ("", None, 0.0)
+    assert result.best_score is not None, "none of six first programs was valid"
 
 
 async def test_a_finished_run_goes_on_when_more_steps_are_asked_for(system: System, undisturbed: str) -> None:
@@ -135,6 +149,62 @@ async def test_a_crashed_engine_process_comes_back_with_its_adapters(system: Sys
     result = await system.run(run, REQUEST, disturb)
     assert result.commit == RunStore(system.blobs, undisturbed).commit_digest(2)
     assert system.events("engine", "adapter_restored")
+
+
+@dataclass
+class LiveEngine:
+    """The running system's engine, as the publish room sees it; nothing is reported to its worker."""
+
+    url: str
+    boot_id: str
+    adapter_directory: Path
+    engine_id: str = "here"
+
+    @property
+    def current(self) -> LiveEngine:
+        return self
+
+    def on_verified(self, request: PublishRequest, boot_id: str, served: dict[str, int]) -> None: ...
+
+    def on_unloaded(self, names: tuple[str, ...]) -> None: ...
+
+
+@pytest.fixture(scope="module")
+async def stranger(system: System, undisturbed: str) -> StepCommit:
+    """Last commit of a run with another seed: same task, same model, same learning rate, other draws."""
+    result = await system.run("other-seed", {**REQUEST, "seed": 8})
+    assert result.commit != RunStore(system.blobs, undisturbed).commit_digest(2)
+    return system.chain("other-seed")[-1]
+
+
+@pytest.mark.parametrize("impostor", ["no adapter", "the previous version", "another run's adapter"])
+def test_the_gate_refuses(system: System, undisturbed: str, stranger: StepCommit, impostor: str, tmp_path: Path) -> None:
+    """Real adapters of real steps at the profile's learning rate, on the engine that served them, under the new version's name."""
+    last = system.chain(undisturbed)[-1]
+    assert last.previous_policy is not None
+    adapter = {
+        "no adapter": last.initial_policy.adapter,
+        "the previous version": last.previous_policy.adapter,
+        "another run's adapter": stranger.policy.adapter,
+    }[impostor]
+    name = f"{last.policy.name.rpartition('-')[0]}-{digest_of(impostor.encode())[:12]}"
+    notice = read_notice(system.blobs, "here")
+    assert notice is not None
+    with contextlib.closing(EngineClient(notice.url)) as client:
+        client.load_adapter(name, str(materialise(system.blobs, adapter, tmp_path / "impostor", name)))
+    spec = RunStore(system.blobs, undisturbed).find(f"runs/{undisturbed}/open")
+    assert spec is not None
+    request = PublishRequest(
+        run=RunRef(run_id=undisturbed, identity=last.identity, spec=spec),
+        engine="here",
+        policy=last.policy.model_copy(update={"name": name}),
+        previous=last.previous_policy,
+        initial=last.initial_policy,
+    )
+    with pytest.raises(PublishRefused, match=name):
+        publish(system.blobs, LiveEngine(notice.url, notice.boot_id, tmp_path / "adapters"), request)
+    honest = request.model_copy(update={"policy": last.policy})
+    assert publish(system.blobs, LiveEngine(notice.url, notice.boot_id, tmp_path / "adapters"), honest).passed
 
 
 def test_started_by_the_temporal_cli_with_nothing_but_a_task(system: System) -> None:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+from activities.sample.thinking import TAGS, ThinkingStyle
+
 _FENCE_LINE = re.compile(r"^(?P<indent> {0,3})(?P<marks>`{3,}|~{3,})(?P<info>[^`\r\n]*)\r?$", re.MULTILINE)
 
 
@@ -46,14 +47,15 @@ class _Fence:
         return self.marks[0] == other.marks[0] and len(self.marks) >= len(other.marks)
 
 
-def extract_program(response: str, language: str = "python") -> str | None:
+def extract_program(response: str, language: str = "python", style: ThinkingStyle = TAGS) -> str | None:
     """The last fenced block of the language in the final answer, with a single line break at its end; None if there is none.
 
     Args:
         response: decoded text of one response, thinking included.
         language: the word after the opening fence, as it is spelt there: `Python` and `py` do not count as `python`.
+        style: how the model separates thinking from its answer.
     """
-    answer = final_answer(response)
+    answer = final_answer(response, style)
     program: str | None = None
     opened: _Fence | None = None
     for mark in _FENCE_LINE.finditer(answer):
@@ -72,9 +74,10 @@ def extract_program(response: str, language: str = "python") -> str | None:
     return program if program is not None and program.strip() else None
 
 
-def final_answer(response: str) -> str:
-    """What follows the thinking: the text after the last ``</think>``, and nothing from a ``<think>`` on that is never closed."""
-    return response.rpartition(_THINK_CLOSE)[2].partition(_THINK_OPEN)[0]
+def final_answer(response: str, style: ThinkingStyle = TAGS) -> str:
+    """What follows the thinking: for tags the text after the last ``</think>``, and nothing from a ``<think>`` on that is never
+    closed; for channels the text of the last `final` message."""
+    return style.final_answer(response)
 
 
 def _body(text: str, opened: _Fence, end: int) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from activities.sample.thinking import CHANNELS, TAGS
+
 OUTPUT_TAIL_CHARACTERS = 500
 """Of the parent's printed output; the end is what matters, since programs print their best last."""
 
@@ -29,6 +31,8 @@ class ParentView:
     previous_score: float | None
     """Score of the parent's own parent; None for a seed."""
     output_tail: str = ""
+    withheld: bool = False
+    """There is a program, but none of it fits: `code` is empty, and the prompt must not say that this is the first one."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,14 @@ def render_prompt(problem: ProblemView, parent: ParentView) -> str:
         blocks += ["## Parent program", _fence(parent.code), _progress(problem, parent)]
         if parent.output_tail:
             blocks += ["The end of its output:", _fence(_tail(parent.output_tail), language="text")]
-        if problem.construction_name:
-            blocks.append(f"Its answer is given to your program as the global `{problem.construction_name}`.")
+        blocks += _construction(problem)
         blocks.append(
             "Think about why it stops there, then write a program that scores better. Changing the method is worth more than\n"
             "changing a constant; only a real improvement counts."
         )
+    elif parent.withheld:
+        blocks.append(f"The parent program is too long to be shown.\n{_progress(problem, parent)}")
+        blocks += _construction(problem)
     else:
         blocks.append("There is no program yet. Write the first one.")
     blocks.append(f"Answer with the complete program, defining `{problem.entry}()`, in one ```python block.")
@@ -76,6 +82,11 @@ def _progress(problem: ProblemView, parent: ParentView) -> str:
     return f"Its {problem.score_name}: {before}{parent.score:.8f}"
 
 
+def _construction(problem: ProblemView) -> list[str]:
+    name = problem.construction_name
+    return [f"Its answer is given to your program as the global `{name}`."] if name else []
+
+
 def _fence(text: str, language: str = "python") -> str:
     return f"```{language}\n{text.strip()}\n```"
 
@@ -85,12 +96,15 @@ def _tail(output: str) -> str:
 
 
 def template_digest_source() -> str:
-    """Text whose digest enters the run's identity: the wording of every branch, rendered with fixed values."""
+    """Text whose digest enters the run's identity: the wording of every branch, rendered with fixed values, and what is forced
+    into a response whose thinking is cut."""
     problem = ProblemView("INSTRUCTION", "ENTRY", "maximize", "SCORE", 10.0, 1, "CONSTRUCTION")
     minimise = ProblemView("INSTRUCTION", "ENTRY", "minimize", "SCORE", 10.0, 2)
     cases = [
         render_prompt(problem, ParentView("CODE", 1.0, 0.5, "OUT")),
         render_prompt(minimise, ParentView("CODE", None, None)),
         render_prompt(minimise, ParentView("", None, None)),
+        render_prompt(problem, ParentView("", 1.0, 0.5, withheld=True)),
+        *(style.closing(begun) for style in (TAGS, CHANNELS) for begun in style.unfinished),
     ]
     return "\0".join([TEMPLATE_VERSION, *cases])

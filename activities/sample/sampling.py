@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Callable
 
 from activities.blobs import Blobs
-from activities.engine_http import AsyncEngineClient, Generation, Sampling
-from activities.errors import EngineError, NotReady
+from activities.engine_http import AsyncEngineClient, Sampling
+from activities.errors import NotReady
 from activities.fleet import live_engines, read_notice
 from activities.records import EngineNotice, Node, RolloutRecord, RunSpec, RunStore, StepPlan
 from activities.sample.extract import extract_program
+from activities.sample.generating import Ask, generate_response
 from activities.sample.prompt import ParentView, ProblemView
-from activities.sample.tokens import EncodedPrompt, PromptCodec
+from activities.sample.thinking import TAGS
+from activities.sample.tokens import PromptCodec
 from tasks.registry import Task
 from workflows.contracts.base import Coordinate, PolicyRef
 
@@ -23,9 +25,9 @@ WAIT_SECONDS = 30.0
 """How long one attempt waits for a verified engine before it lets Temporal count another attempt."""
 
 
-def rollout_seed(run_seed: int, at: Coordinate) -> int:
-    """A seed of its own for every coordinate, 31 bits, the same on every host."""
-    text = f"{run_seed}/{at.step}/{at.group}/{at.rollout}"
+def rollout_seed(run_seed: int, at: Coordinate, phase: int = 1) -> int:
+    """A seed of its own for every coordinate and phase, 31 bits, the same on every host."""
+    text = f"{run_seed}/{at.step}/{at.group}/{at.rollout}" + (f"/{phase}" if phase > 1 else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
 
 
@@ -99,28 +101,40 @@ async def sample_rollout(
     plan: StepPlan,
     at: Coordinate,
     policy: PolicyRef,
+    seconds_left: Callable[[], float],
 ) -> RolloutRecord:
     """Sample one response and describe it completely.
 
+    Args:
+        seconds_left: until the attempt is given up. It bounds the requests, and not the run's stored time-out: one that was
+            raised since the run began must have an effect.
+
     Raises:
+        InputError: the model cannot meet the sampling settings, or the problem statement does not fit.
         NotReady: no verified engine, or it restarted during the request.
         EngineError: the engine failed, or its answer is inconsistent.
     """
     parent = plan.groups[at.group].parent
     sampling = spec.request.sampling
     problem, view = views(spec, task, parent)
+    await asyncio.to_thread(codec.check, context_tokens=sampling.context_tokens, thinking_tokens=sampling.thinking_tokens)
     prompt = await asyncio.to_thread(
-        codec.encode_fitting, problem, view, context_tokens=sampling.context_tokens, max_new_tokens=sampling.max_new_tokens
+        codec.encode_fitting,
+        problem,
+        view,
+        context_tokens=sampling.context_tokens,
+        max_new_tokens=sampling.max_new_tokens,
+        thinking_tokens=sampling.thinking_tokens,
     )
-    seed = rollout_seed(spec.request.seed, at)
+    ask = _ask(spec, at, policy, seconds_left)
     notice = await pool.acquire(spec.model_digest, policy)
     try:
-        generation = await _generate(pool.client(notice), spec, codec, prompt, policy, seed)
+        response = await generate_response(pool.client(notice), codec, prompt, ask)
     finally:
         pool.release(notice)
     if not await pool.same_boot(notice, policy):
         raise NotReady(f"{at}: engine {notice.engine} restarted while sampling; it is asked again once it has proved itself")
-    text = codec.decode(generation.tokens)
+    text = codec.decode(response.tokens)
     return RolloutRecord(
         at=at,
         parent=parent.id,
@@ -128,40 +142,37 @@ async def sample_rollout(
         policy_name=policy.name,
         engine=notice.engine,
         boot_id=notice.boot_id,
-        seed=seed,
+        seed=rollout_seed(spec.request.seed, at),
         prompt_tokens=tuple(prompt.token_ids),
         prompt_shortened=prompt.shortened,
-        response_tokens=generation.tokens,
-        log_probs=generation.log_probs,
-        mask=(1,) * len(generation.tokens),
-        finish_reason=generation.finish_reason,
+        response_tokens=response.tokens,
+        log_probs=response.log_probs,
+        mask=response.mask,
+        thinking_tokens=codec.count_thinking(response.tokens),
+        finish_reason=response.finish_reason,
         text=text,
-        program=extract_program(text, task.language),
+        program=extract_program(text, task.language, codec.style or TAGS),
     )
 
 
-async def _generate(
-    client: AsyncEngineClient, spec: RunSpec, codec: PromptCodec, prompt: EncodedPrompt, policy: PolicyRef, seed: int
-) -> Generation:
+def _ask(spec: RunSpec, at: Coordinate, policy: PolicyRef, seconds_left: Callable[[], float]) -> Ask:
     sampling = spec.request.sampling
-    asked = Sampling(
-        max_new_tokens=prompt.max_new_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=seed,
-        stop_token_ids=tuple(codec.stop_token_ids),
-        repeatable=spec.request.decode == "repeatable",
+    return Ask(
+        adapter=policy.name,
+        sampling=Sampling(
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=rollout_seed(spec.request.seed, at),
+            repeatable=spec.request.decode == "repeatable",
+        ),
+        second_seed=rollout_seed(spec.request.seed, at, phase=2),
+        max_new_tokens=sampling.max_new_tokens,
+        context_tokens=sampling.context_tokens,
+        two_phases=sampling.thinking_tokens is not None,
+        seconds_left=seconds_left,
     )
-    (generation,) = await client.generate(
-        [prompt.token_ids], asked, adapter=policy.name, timeout_seconds=spec.request.timeouts.sample_seconds
-    )
-    if len(generation.tokens) > prompt.max_new_tokens:
-        raise EngineError(
-            f"engine {client.url}: {len(generation.tokens)} tokens for at most {prompt.max_new_tokens} asked; "
-            "its answer cannot be trained on"
-        )
-    return generation
 
 
 def find_rollout(store: RunStore, at: Coordinate) -> tuple[str, RolloutRecord] | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 from temporalio import activity
 
 from activities.blobs import Blobs
 from activities.context import control_activity, log
 from activities.records import ArchiveState, PlannedGroup, RunStore, StepPlan
-from activities.select.puct import as_pick, select_parents
+from activities.select.strategies import STRATEGIES
+from activities.select.strategy import as_pick, step_seed
 from workflows import names
 from workflows.contracts.messages import Selected, SelectRequest
 
@@ -20,14 +23,11 @@ class SelectActivities:
     @control_activity
     def select_parents(self, request: SelectRequest) -> Selected:
         store = RunStore(self._blobs, request.run.run_id)
-        settings = store.spec(request.run).request.search
+        run = store.spec(request.run).request
         archive = store.load(ArchiveState, request.archive)
-        selection = select_parents(
-            archive,
-            settings.groups,
-            exploration=settings.exploration,
-            visit_unit=1 if settings.visit_unit == "rollout" else settings.rollouts,
-        )
+        seed = step_seed(run.seed, request.step)
+        strategy = STRATEGIES[run.search.strategy]
+        selection = strategy.select(archive, run.search.groups, run.search, random.Random(seed))
         plan = StepPlan(
             step=request.step,
             archive=request.archive,
@@ -35,8 +35,9 @@ class SelectActivities:
                 PlannedGroup(group=g, pick=as_pick(parent), parent=parent.node) for g, parent in enumerate(selection.parents)
             ),
             scale=selection.scale,
+            seed=seed,
             note=selection.note,
         )
         digest, _ = store.claim(store.step_key(request.step, "plan"), plan)
-        log.info("parents_selected", step=request.step, parents=[g.parent.id for g in plan.groups], note=plan.note)
+        log.info("parents_selected", strategy=run.search.strategy, parents=[g.parent.id for g in plan.groups], note=plan.note)
         return Selected(plan=digest, groups=len(plan.groups), note=plan.note)

@@ -10,34 +10,20 @@ An archive of 100,000 nodes is scored as columns of numbers; objects are made fo
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 
-from activities.errors import InputError
-from activities.records import ArchiveState, Node, ParentPick
-
-SCALE_FLOOR = 1e-6
-
-
-@dataclass(frozen=True)
-class Scored:
-    """One node's score and its parts."""
-
-    node: Node
-    visits: int
-    q: float
-    prior: float
-    bonus: float
-    score: float
+from activities.records import ArchiveState, Node
+from activities.select.strategy import Scored, Selection, Strategy, best_first, check_not_empty, cycled, value_scale
+from workflows.contracts.request import SearchSettings
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Parents of one step, in order of their groups."""
+class Puct(Strategy):
+    """The formula with the run's constant c and its unit of a visit. Deterministic, without chance."""
 
-    parents: tuple[Scored, ...]
-    scale: float
-    note: str
-    """Empty, or why some parents share a lineage."""
+    def select(self, archive: ArchiveState, groups: int, settings: SearchSettings, rng: random.Random) -> Selection:
+        visit_unit = 1 if settings.visit_unit == "rollout" else settings.rollouts
+        return select_parents(archive, groups, exploration=settings.exploration, visit_unit=visit_unit)
 
 
 @dataclass(frozen=True)
@@ -50,13 +36,6 @@ class _Columns:
     prior: list[float]
     bonus: list[float]
     score: list[float]
-
-
-def value_scale(archive: ArchiveState) -> float:
-    """Spread of values over non-seed nodes, or over all when there are only seeds; at least 1e-6."""
-    seeds = set(archive.seeds)
-    values = [n.value for n in archive.nodes if n.id not in seeds] or [n.value for n in archive.nodes]
-    return max(max(values) - min(values), SCALE_FLOOR)
 
 
 def score_nodes(archive: ArchiveState, *, exploration: float, visit_unit: int) -> list[Scored]:
@@ -79,8 +58,7 @@ def select_parents(archive: ArchiveState, count: int, *, exploration: float, vis
     Raises:
         InputError: the archive has no node to start from.
     """
-    if not archive.nodes:
-        raise InputError("the archive is empty, and no search starts from nothing: its opening commit must hold the task's seeds")
+    check_not_empty(archive)
     columns = _score(archive, exploration, visit_unit)
     values = [node.value for node in archive.nodes]
     order = sorted(range(len(values)), key=list(zip(columns.score, values, strict=True)).__getitem__, reverse=True)
@@ -90,18 +68,16 @@ def select_parents(archive: ArchiveState, count: int, *, exploration: float, vis
         lineages = len(picks)
         chosen = set(picks)
         picks += [i for i in order if i not in chosen][: count - lineages]
-        while len(picks) < count:
-            picks += order[: count - len(picks)]
+        picks += cycled(order, count - len(picks))
         note = f"only {lineages} unrelated lineages for {count} groups: filled up with the best related nodes"
     return Selection(tuple(_scored(archive, columns, i) for i in picks), columns.scale, note)
 
 
 def _score(archive: ArchiveState, exploration: float, visit_unit: int) -> _Columns:
     nodes, n = archive.nodes, len(archive.nodes)
-    values = [node.value for node in nodes]
     total = n * (n + 1) / 2
     prior = [0.0] * n
-    for rank, i in enumerate(sorted(range(n), key=values.__getitem__, reverse=True)):
+    for rank, i in enumerate(best_first(archive)):
         prior[i] = (n - rank) / total
     visits = [archive.visits.get(node.id, 0) for node in nodes]
     # m may be known for a node without visits only in a hand-made archive; n decides, as the formula has it.
@@ -137,9 +113,3 @@ def _unblocked(nodes: tuple[Node, ...], order: list[int], count: int) -> list[in
         picked.add(node.id)
         above.update(node.ancestors)
     return picks
-
-
-def as_pick(scored: Scored) -> ParentPick:
-    return ParentPick(
-        node=scored.node.id, visits=scored.visits, q=scored.q, prior=scored.prior, bonus=scored.bonus, score=scored.score
-    )

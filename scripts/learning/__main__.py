@@ -8,60 +8,32 @@ The fixed parents are the same for every policy, so better parents in the archiv
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import os
-import platform
-import subprocess
 import sys
 from pathlib import Path
 
-from activities.blobs import Blobs, LocalStore
-from activities.records import RunStore, StepReport
+from activities.blobs import Blobs
+from activities.records import RunStore, StepCommit
+from scripts.learning.curves import Experiment, read_curve
 from scripts.learning.fixed_parents import FixedParents, PolicyResult
-from scripts.learning.tables import CurvePoint, Experiment, write_results
+from scripts.learning.runs import command_line, hardware, parser_of, run_all, run_name
+from scripts.learning.tables import write_results
 from workflows.contracts.base import PolicyRef
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--home", type=Path, default=Path(".tttd-learning"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results/learning"))
+    parser = parser_of(__doc__, "docs/results/learning")
     parser.add_argument("--parents", type=int, default=32, help="fixed parents that first and last policies are measured on")
     parser.add_argument("--samples", type=int, default=4, help="programs sampled per fixed parent")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every `tttd run`")
     arguments = parser.parse_args()
-    os.environ["TTTD_HOME"] = str(arguments.home)
 
-    names = {(seed, train): f"learning-{seed}-{train}" for seed in arguments.seeds for train in ("off", "on")}
-    for (seed, train), name in names.items():
-        _run(name, seed, train, arguments.set)
-    subprocess.run([sys.executable, "-m", "console.main", "down"], check=True)
-
-    store = Blobs(LocalStore(arguments.home / "store"))
-    experiments = [Experiment(seed, train, _curve(store, name)) for (seed, train), name in names.items()]
+    names = {(seed, train): run_name(seed, train) for seed in arguments.seeds for train in ("off", "on")}
+    settings = {name: [f"seed={seed}", f"train={train}", *arguments.set] for (seed, train), name in names.items()}
+    store = run_all(arguments.home, settings)
+    experiments = [Experiment(seed, train, read_curve(RunStore(store, name))) for (seed, train), name in names.items()]
     fixed = asyncio.run(_measure(store, names, arguments.parents, arguments.samples, arguments.home))
-    command = "python -m scripts.learning " + " ".join(sys.argv[1:])
-    write_results(arguments.out, experiments, fixed, command.strip(), _hardware())
+    write_results(arguments.out, experiments, fixed, command_line("scripts.learning"), hardware())
     return 0
-
-
-def _run(name: str, seed: int, train: str, settings: list[str]) -> None:
-    chosen = [f"seed={seed}", f"train={train}", *settings]
-    options = [part for item in chosen for part in ("--set", item)]
-    command = [sys.executable, "-m", "console.main", "run", "circle_packing_26", "--name", name, *options]
-    subprocess.run(command, check=True)
-
-
-def _curve(blobs: Blobs, run: str) -> list[CurvePoint]:
-    store = RunStore(blobs, run)
-    points = []
-    for step in range(1, (store.last_step() or 0) + 1):
-        report = store.read(StepReport, store.step_key(step, "report"))
-        assert report is not None
-        points.append(CurvePoint.of(report))
-    return points
 
 
 async def _measure(
@@ -81,18 +53,9 @@ async def _measure(
 
 
 def _policy(store: RunStore, step: int) -> PolicyRef:
-    from activities.records import StepCommit
-
     digest = store.commit_digest(step)
     assert digest is not None
     return store.load(StepCommit, digest).policy
-
-
-def _hardware() -> str:
-    model = next(
-        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ""
-    )
-    return f"{os.cpu_count()} cores {model}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

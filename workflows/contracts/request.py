@@ -26,10 +26,11 @@ class _Section(Message):
 
 
 class SearchSettings(_Section):
-    """How parents are chosen (spec algorithm 1)."""
+    """How parents are chosen (spec algorithm 1; docs/strategies.md)."""
 
-    strategy: Literal["puct"] = "puct"
-    """`puct`: rank-prior PUCT with lineage blocking."""
+    strategy: Literal["puct", "best_of_n", "greedy", "epsilon_greedy"] = "puct"
+    """`puct`: rank-prior PUCT with lineage blocking. `best_of_n`: always the seeds, nothing is reused. `greedy`: the best nodes.
+    `epsilon_greedy`: the best nodes, now and then a random one."""
     groups: int = Field(default=8, ge=1, le=512)
     """Parents per step (G)."""
     rollouts: int = Field(default=64, ge=1, le=128)
@@ -37,7 +38,9 @@ class SearchSettings(_Section):
     steps: int = Field(default=50, ge=0, le=100_000)
     """Steps to run; not part of the identity, so a run can be extended."""
     exploration: float = Field(default=1.0, ge=0)
-    """PUCT constant c."""
+    """PUCT constant c; read by `puct` alone."""
+    epsilon: float = Field(default=0.1, ge=0, le=1)
+    """Probability, for each group, of a random parent; read by `epsilon_greedy` alone."""
     visit_unit: Literal["rollout", "expansion"] = "rollout"
     """One visit is a rollout (G = 1, as in every published implementation) or an expansion (G = R, the paper's words)."""
     children_per_parent: int = Field(default=2, ge=0)
@@ -58,8 +61,28 @@ class SamplingSettings(_Section):
     top_k: int = Field(default=-1, ge=-1)
     """-1: off."""
     max_new_tokens: int = Field(default=26_000, ge=1)
+    """Of a response, or of each of its two phases where thinking has a budget."""
     context_tokens: int = Field(default=32_768, ge=16)
     """Prompt and response together."""
+    thinking: Literal["auto", "on", "off"] = "auto"
+    """`auto` takes the chat template as it is; `on` and `off` set its switch. A template that has none refuses them."""
+    thinking_tokens: int | None = Field(default=None, ge=32)
+    """Where thinking must end, counted from the beginning of the prompt, as in the paper (26 000 of 32 768): so the answer always
+    has the same room, however long the prompt is. A response that still thinks there is made to close its thinking, in tokens that
+    are never trained, and answers in what is left of the context. None: no such limit, one phase."""
+
+    @model_validator(mode="after")
+    def _thinking_fits(self) -> SamplingSettings:
+        if self.thinking_tokens is not None and self.thinking == "off":
+            raise ValueError(
+                f"sampling.thinking_tokens={self.thinking_tokens} limits what sampling.thinking=off turns off; leave one out"
+            )
+        if self.thinking_tokens is not None and self.thinking_tokens >= self.context_tokens:
+            raise ValueError(
+                f"sampling.thinking_tokens={self.thinking_tokens} leaves no room for an answer in "
+                f"sampling.context_tokens={self.context_tokens}; both count from the beginning of the prompt"
+            )
+        return self
 
 
 class ObjectiveSettings(_Section):
