@@ -30,6 +30,8 @@ RECENT_STEPS = 20
 LISTED_RUNS = 200
 _CLOSED: Final[dict[str, State]] = {"FAILED": "failed", "TIMED_OUT": "failed", "TERMINATED": "terminated", "CANCELED": "terminated"}
 _RESULT_SECONDS = 5.0
+_STORED_FIELDS: Final = ("step", "best_score", "best_known", "score_name", "policy_version", "commit", "recent")
+"""Of a report: what a run has achieved, whichever execution did it."""
 _MISSING_SENTENCES: Final = {
     NO_SUCH_RUN: "Temporal does not know this run; what is shown comes from the store",
     NO_SERVER: "the Temporal server does not answer; what is shown comes from the store",
@@ -111,6 +113,10 @@ async def _from_workflow(where: Surroundings, client: Client, run_id: str) -> Ru
             extra["state"] = _CLOSED.get(seen.execution, "unknown" if seen.is_running else report.state)
     else:
         report, extra = _from_status(where, seen, run_id), {}
+        if report.commit is None and (kept := _from_store(where, run_id)) is not None:
+            # The last execution never opened (a refused resume, say): what earlier ones committed is still there.
+            stood = {name: getattr(kept, name) for name in _STORED_FIELDS}
+            report = report.model_copy(update=stood)
     if seen.is_running:
         step = seen.step.step if seen.step else (report.step or 0) + 1
         extra["waits"] = await find_waits(client, run_id, step, seen.step.groups if seen.step else 0)

@@ -237,3 +237,27 @@ def test_a_process_that_used_a_client_ends_with_its_own_code(tmp_path: Path) -> 
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "\x1b" not in done.stderr
+
+
+def test_ctrl_c_is_heard_even_if_a_cancellation_is_swallowed() -> None:
+    """Python 3.11's `asyncio.wait_for` can swallow one; the command must end all the same."""
+    script = """
+import asyncio, os, signal
+from console.cli.session import run_async
+
+async def deaf():
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(2):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+    await asyncio.sleep(60)
+
+try:
+    run_async(deaf())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "interrupted\n", done.stderr

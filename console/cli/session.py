@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -148,4 +149,23 @@ def _somebody_serves(settings: Settings) -> bool:
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run a command's asynchronous part. Ctrl-C cancels it and raises KeyboardInterrupt."""
-    return asyncio.run(main)
+    return asyncio.run(_interruptible(main))
+
+
+async def _interruptible(main: Coroutine[Any, Any, T]) -> T:
+    """Cancel `main` at Ctrl-C, again and again until it hears: Python 3.11's `wait_for` can swallow a cancellation."""
+    loop = asyncio.get_running_loop()
+    interrupted = asyncio.Event()
+    loop.add_signal_handler(signal.SIGINT, interrupted.set)
+    task, waiter = loop.create_task(main), loop.create_task(interrupted.wait())
+    try:
+        await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=0.5)
+        raise KeyboardInterrupt
+    finally:
+        waiter.cancel()
+        loop.remove_signal_handler(signal.SIGINT)
