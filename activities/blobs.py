@@ -86,9 +86,9 @@ class ObjectStore(ABC):
     def keys(self, prefix: str) -> Iterator[str]:
         """Every key that starts with the prefix, in order."""
 
+    @abstractmethod
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders directly below a prefix that ends with "/", in order."""
-        return sorted({rest.split("/")[0] for key in self.keys(prefix) if "/" in (rest := key.removeprefix(prefix))})
 
     @abstractmethod
     def delete(self, key: str) -> None:
@@ -147,6 +147,10 @@ class LocalStore(ObjectStore):
         base = self._path(folder) if folder else self._root
         found = (p.relative_to(self._root).as_posix() for p in base.rglob("*") if not p.name.startswith(_TEMPORARY) and p.is_file())
         yield from sorted(key for key in found if key.startswith(prefix))
+
+    def folders(self, prefix: str) -> list[str]:
+        base = self._path(prefix.rstrip("/"))
+        return sorted(entry.name for entry in base.iterdir() if entry.is_dir()) if base.is_dir() else []
 
     def delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):

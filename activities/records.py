@@ -408,9 +408,10 @@ class RunStore:
 
     def last_step(self) -> int | None:
         """Number of the last committed step; None before the opening commit."""
-        suffix = "/commit"
-        steps = [int(k.split("/")[-2]) for k in self.blobs.store.keys(f"{self.root}/steps/") if k.endswith(suffix)]
-        return max(steps, default=None)
+        store = self.blobs.store
+        # From the newest folder back: a step in progress has one without a commit, and no key of a rollout is listed.
+        folders = (int(name) for name in reversed(store.folders(f"{self.root}/steps/")) if name.isdigit())
+        return next((step for step in folders if store.exists(self.step_key(step, "commit"))), None)
 
     def commit_digest(self, step: int) -> str | None:
         return self.find(self.step_key(step, "commit"))

@@ -255,3 +255,9 @@ def test_any_json_is_a_request_or_a_plain_error(raw: object) -> None:
         assert str(failure)
     else:
         assert json.loads(request.model_dump_json())
+
+
+def test_a_judging_attempt_must_have_room_for_the_program() -> None:
+    with pytest.raises(ValueError, match=r"judge.wall_seconds=100 does not fit into timeouts.judge_seconds=120"):
+        parse_request(TASK | {"judge": {"wall_seconds": 100.0}, "timeouts": {"judge_seconds": 120}})
+    assert parse_request(TASK | {"judge": {"wall_seconds": 100.0}, "timeouts": {"judge_seconds": 141}}).judge.wall_seconds == 100

@@ -143,12 +143,12 @@ async def _sample(settings: Settings, client: Client, blobs: Blobs, stop: asynci
 
 async def _judge(settings: Settings, client: Client, blobs: Blobs, stop: asyncio.Event) -> None:
     from activities.judge.activity import JudgeActivities
-    from activities.judge.sandbox import SandboxUnavailable, open_sandbox
+    from activities.judge.sandbox import SandboxSettings, SandboxUnavailable, open_sandbox
     from activities.judge.slots import Slots
 
     slots = Slots(settings.judge_slots)
     try:
-        sandbox = await asyncio.to_thread(open_sandbox)
+        sandbox = await asyncio.to_thread(open_sandbox, SandboxSettings(uid_base=settings.judge_uid_base))
     except SandboxUnavailable as error:
         log.error("no_sandbox", message=str(error))
         raise SystemExit(f"tttd: {error}") from None

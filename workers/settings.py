@@ -62,6 +62,8 @@ class Settings(BaseSettings):
     train_threads: int = Field(default=1, ge=1)
     judge_slots: int | None = Field(default=None, ge=1)
     """Programs judged at once on this host; by default cores − 1, at least 1."""
+    judge_uid_base: int = Field(default=60_000, ge=1)
+    """As root, sandbox slot k runs as user id judge_uid_base + k; two judge workers on one host need ranges of their own."""
     sample_concurrency: int = Field(default=512, ge=1)
     log_file: Path | None = None
     """Where this process writes its JSON log; standard error by default."""

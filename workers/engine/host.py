@@ -103,7 +103,10 @@ class EngineHost:
 
     async def _announce(self) -> None:
         while True:
-            await asyncio.to_thread(self.write_notice)
+            try:
+                await asyncio.to_thread(self.write_notice)
+            except Exception:  # a store that is away for a moment must not silence this engine for good
+                log.exception("notice_not_written")
             await asyncio.sleep(NOTICE_SECONDS)
 
     def write_notice(self) -> None:

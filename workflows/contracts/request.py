@@ -15,6 +15,8 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from workflows.contracts.base import Message, RunId
 from workflows.contracts.profiles import PROFILES
 
+JUDGE_OVERHEAD_SECONDS = 30.0
+"""Of one attempt at judging, beyond the program's own time."""
 _SHOWN_CHARACTERS = 80
 """Of a rejected value, in an error message."""
 
@@ -184,6 +186,12 @@ class RunRequest(Message):
             raise ValueError(
                 f"search.capacity={self.search.capacity} leaves no place beside search.groups={self.search.groups} seeds, which "
                 "are never evicted: no answer would be kept. Raise search.capacity above search.groups."
+            )
+        wall, attempt = self.judge.wall_seconds, self.timeouts.judge_seconds
+        if wall is not None and 1.1 * wall + JUDGE_OVERHEAD_SECONDS > attempt:
+            raise ValueError(
+                f"judge.wall_seconds={wall:g} does not fit into timeouts.judge_seconds={attempt:g}, which also has to cover "
+                f"{JUDGE_OVERHEAD_SECONDS:g} s of start and a tenth of grace; raise timeouts.judge_seconds"
             )
         if self.sampling.max_new_tokens >= self.sampling.context_tokens:
             raise ValueError(
