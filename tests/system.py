@@ -12,8 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from temporalio.client import WorkflowHandle, WorkflowQueryFailedError
+from temporalio.service import RPCError
 
 from activities.blobs import Blobs, LocalStore
 from activities.records import ArchiveState, RunStore, StepCommit
@@ -113,13 +117,28 @@ class System:
 
     # Runs -----------------------------------------------------------------------------------------------------------------
     async def run(self, name: str, request: dict[str, Any], disturb: Callable[[], None] | None = None) -> m.RunResult:
-        """Start a run, disturb it, and wait for its end."""
+        """Start a run, disturb it, and wait for its end; one that blocks, or takes 400 s, fails with the ends of all logs."""
         client = await connect_temporal(self.settings)
         handle = await client.start_workflow(names.DISCOVERY_RUN, request, id=f"run/{name}", task_queue=names.CONTROL_QUEUE)
         if disturb is not None:
             await asyncio.to_thread(disturb)
-        async with asyncio.timeout(400):
-            return m.RunResult.model_validate(await handle.result())
+        result = asyncio.create_task(handle.result())
+        try:
+            for _ in range(200):
+                done, _ = await asyncio.wait({result}, timeout=2)
+                if done:
+                    return m.RunResult.model_validate(result.result())
+                await self._fail_if_blocked(handle)
+        finally:
+            result.cancel()
+        raise AssertionError(f"run {name} did not end within 400 s; logs in {self.settings.logs}\n{self.log_tails()}")
+
+    async def _fail_if_blocked(self, handle: WorkflowHandle[Any, Any]) -> None:
+        try:
+            status = await handle.query(names.STATUS, result_type=m.RunStatus, rpc_timeout=timedelta(seconds=5))
+        except (RPCError, WorkflowQueryFailedError):
+            return  # the control worker may be the one that was killed
+        assert status.state != "blocked", f"{status.error}\n{self.log_tails()}"
 
     def wait_for(self, what: str, condition: Callable[[], bool], seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds

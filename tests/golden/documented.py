@@ -74,4 +74,40 @@ WHERE_WE_DIFFER: dict[str, Documented] = {
         "a fence with a language ends the block before it here: an attempt that was never closed, or an answer inside a fence of "
         "another language"
     ),
+    # Verifiers ------------------------------------------------------------------------------------------------------------------
+    "self_reported": Documented(
+        "the original pays the bound that the program reports, if it is near enough; here it is logged and never used, and the "
+        "exact value of the function is what counts",
+        ("erdos reported_low_by_9e-5",),
+    ),
+    "point_count": Documented(
+        "the references refuse a reported point count that is not the array's; here the count is the array's own and the reported "
+        "one is never used",
+        ("erdos wrong_n_points",),
+    ),
+    "erdos_mass": Documented("the references rescale any integral to 1; here one that is off by more than 0.1 % is refused"),
+    "erdos_repair": Documented(
+        "the references scale h up where its integral falls short, which can leave [0, 1]; here 1 - h is scaled down, so h stays "
+        "inside, and heights within 1e-6 of the range are cut to it"
+    ),
+    "verifier_size": Documented("the references take any number of points; here an Erdős function has 2 to 20000"),
+    "packing_repair": Documented(
+        "a violation beyond 1e-12 makes the references refuse; here radii shrink by the exact worst violation, up to 1e-6, "
+        "and the packing is worth what is left",
+        ("packing overlap_5e-12",),
+    ),
+    "sequence_negative": Documented(
+        "the references cut negative heights to 0 and pay for that; here a sequence with a negative height is refused",
+        ("autocorrelation negative_clipped",),
+    ),
+    "sequence_cap": Documented(
+        "the references cut heights to 1000; here heights up to 1e6 count as they are", ("autocorrelation over_1000_clipped",)
+    ),
+    "sequence_scale": Documented(
+        "the references refuse a sum below 0.01; both bounds ignore the scale, so here any sequence that is not zero is scored",
+        ("autocorrelation sum_below_0p01",),
+    ),
+    "types": Documented(
+        "the references refuse honest numbers by their Python type (tuple, array, float32, int64); the judge sees the numbers alone"
+    ),
 }

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.golden.archive import replay_scenario, replay_simulation
+from tests.golden.guidance import replay_guidance_file
 from tests.golden.objective import replay_adaptive, replay_baselines, replay_shaping
 from tests.golden.outcome import Case, UnknownFormat
 from tests.golden.programs import TARGETS, replay_program
+from tests.golden.verifiers import KEYS as VERIFIERS
+from tests.golden.verifiers import replay_verifiers
 from tests.golden.verl import replay_verl
 
 FORMATS = (
-    "archive scenarios and simulations, open-ttt-verl's archive, advantages (adaptive, baselines, KL shaping), program extraction"
+    "archive scenarios and simulations, open-ttt-verl's archive, advantages (adaptive, baselines, KL shaping), program extraction, "
+    "guidance and executor responses, verifiers"
 )
 
 
@@ -39,6 +43,10 @@ def _cases(data: dict[str, Any]) -> list[Case] | None:
         return [replay_scenario(scenario) for scenario in data["scenarios"]]
     if "runs" in data:
         return [replay_simulation(run) for run in data["runs"]]
+    if {"guidance", "executor"} <= data.keys():
+        return replay_guidance_file(data)
+    if data.keys() >= VERIFIERS:
+        return replay_verifiers(data)
     if "cases" in data:
         return [(replay_baselines if "mean_baseline" in record else replay_adaptive)(record) for record in data["cases"]]
     return _named_cases({name: record for name, record in data.items() if isinstance(record, dict)})

@@ -20,7 +20,7 @@ from tests.golden.replay import replay_file
 from tests.golden.verl import replay_verl
 
 DATA = Path(__file__).parent.parent / "data" / "golden"
-FILES = sorted(path for path in DATA.glob("*.json") if path.name.startswith(("puct_", "parse_codeblocks", "advantages_")))
+FILES = sorted(path for path in DATA.glob("*.json") if path.name.startswith(("puct_", "parse_", "advantages_", "verifiers")))
 CASES = [case for path in FILES for case in replay_file(path)]
 
 
@@ -33,12 +33,14 @@ def test_case(case: Case) -> None:
     assert case.passed, "\n".join(summary_line(case))
 
 
-def test_all_seven_files_are_replayed() -> None:
+def test_all_files_are_replayed() -> None:
     assert {path.name for path in FILES} >= {
         "puct_scenarios.json",
         "puct_simulations.json",
         "puct_open_ttt_verl.json",
         "parse_codeblocks.json",
+        "parse_guidance.json",
+        "verifiers.json",
         "advantages_adaptive_beta.json",
         "advantages_baselines.json",
         "advantages_kl_shaping.json",
