@@ -20,6 +20,7 @@ from __future__ import annotations
 import decimal
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -54,7 +55,7 @@ class _Invalid(Exception):
     """The answer is not one; the message is the reason."""
 
 
-class _Autocorrelation:
+class _Autocorrelation(ABC):
     """What both judges share: a result is a list of n heights, shape (n,), in any unit."""
 
     def grade(self, result: bytes) -> Grade:
@@ -86,13 +87,13 @@ class _Autocorrelation:
         construction = {"heights": [str(height) for height in heights]}
         return Grade(valid=True, reason="", exact=exact, score=self._rounded(exact), construction=construction)
 
+    @abstractmethod
     def _value(self, heights: Sequence[int], c: Sequence[int]) -> Fraction:
         """The certified score, from the heights (n,) and their autoconvolution (2n - 1,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _rounded(self, exact: Fraction) -> float:
         """A double that is not better than the exact score."""
-        raise NotImplementedError
 
 
 class FirstAutocorrelation(_Autocorrelation):
