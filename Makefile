@@ -6,7 +6,6 @@ PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-LOCK_COMMAND := make lock
 
 .PHONY: help demo test check lint types imports unit setup setup-dev lock proposer clean
 

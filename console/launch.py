@@ -25,7 +25,6 @@ from console.stored import StoredRun, find_run
 from tasks.registry import TaskSource
 from workers.settings import Settings
 from workflows import names
-from workflows.contracts.profiles import PROFILES
 from workflows.contracts.request import RunRequest, parse_request
 
 
@@ -227,7 +226,3 @@ def _beyond(value: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
         elif item != base[key]:
             out[key] = item
     return out
-
-
-def profile_names() -> list[str]:
-    return sorted(PROFILES)
