@@ -69,6 +69,10 @@ class RunSpec(Document):
     cores: int
     memory_bytes: int
     result_bytes: int
+    processes: int = 1
+    bundle: Digest | None = None
+    """The task's folder as a blob, for a task that lies outside the repository; its content is in the identity by task and judge
+    digest."""
     science: dict[str, Any]
     """What the identity hashes, kept readable so that a changed field can be named."""
 

@@ -6,9 +6,10 @@ own, and recomputes the score in exact arithmetic. Whatever the program says abo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Grade:
 
 
 class TaskJudge(Protocol):
-    """One problem's judge. Implementations are pure: same bytes, same grade."""
+    """Judge of a problem whose programs return data. Implementations are pure: same bytes, same grade."""
 
     def grade(self, result: bytes) -> Grade:
         """Grade the JSON text of a program's return value. Never raises for bad data: that is an invalid grade."""
@@ -41,4 +42,54 @@ class TaskJudge(Protocol):
 
     def offer(self, construction: Any) -> list[Any]:
         """A stored construction as nested lists of doubles, in the shape that child programs get as a float64 array."""
+        ...
+
+
+@dataclass(frozen=True)
+class TestCase:
+    """One input of a problem whose programs read standard input and write standard output."""
+
+    name: str
+    stdin: bytes
+
+
+@dataclass(frozen=True)
+class CaseRun:
+    """What a program did with one test case, as the sandbox saw it."""
+
+    status: Literal["ok", "timeout", "memory", "crashed", "output_too_large"]
+    stdout: bytes
+    """Empty unless `ok`."""
+    cpu_seconds: float
+
+
+class CasesJudge(Protocol):
+    """Judge of a problem whose programs are run once per test case (C++17 programs, spec tasks 8)."""
+
+    def cases(self) -> Sequence[TestCase]:
+        """The inputs of the search, always the same ones in the same order."""
+        ...
+
+    def grade_runs(self, runs: Sequence[CaseRun]) -> Grade:
+        """Grade the outputs, one run per case. Never raises for bad output."""
+        ...
+
+    def verify(self, construction: Any) -> Grade:
+        """Re-derive the grade from a stored construction (the canonical outputs) alone."""
+        ...
+
+
+class JudgeUnavailable(Exception):
+    """A judge that is a service did not answer, or answered nonsense: infrastructure, never a reward. Says what to do."""
+
+
+class ServiceJudge(Protocol):
+    """Judge that is a service of somebody else's: it runs the program itself (spec tasks 8c)."""
+
+    def submit(self, source: str) -> Grade:
+        """The service's grade of a program. Blocks until it is there.
+
+        Raises:
+            JudgeUnavailable: no answer in time, or one that is not to be trusted.
+        """
         ...

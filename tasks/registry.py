@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tasks.judging import TaskJudge
 
 BUILT_IN = Path(__file__).parent
+REQUIREMENTS = "environment/requirements.txt"
 
 
 class TaskError(Exception):
@@ -34,6 +35,8 @@ class TaskLimits(_Data):
     wall_seconds: float = Field(gt=0)
     """Told to the program; it is killed a little later."""
     cores: int = Field(default=1, ge=1)
+    processes: int = Field(default=1, ge=1, le=256)
+    """Above 1 the task needs a sandbox that can bound several processes (`bwrap`)."""
     memory_bytes: int = Field(default=4 << 30, ge=64 << 20)
     result_bytes: int = Field(default=16 << 20, ge=1)
 
@@ -43,8 +46,12 @@ class Start(_Data):
 
     program: str | None = None
     """File in the task's folder; None: no program yet."""
+    construction: str | None = None
+    """A construction that the judge certifies when the run opens: a JSON file of the folder, or `file.py:function`, called as
+    `function(rng, index)` with a `random.Random` seeded from the run's seed and the root's number. Beside a program, the state
+    has the construction's value and the program's code."""
     value: float = 0.0
-    """Value of a start without a program (higher is better); a program's value is judged when the run opens."""
+    """Value of a start with neither (higher is better); anything else is judged when the run opens."""
     description: str = ""
 
 
@@ -55,16 +62,22 @@ class Task(_Data):
     folder: Path
     instruction: str
     judge: str
-    """``module:Class`` of a :class:`tasks.judging.TaskJudge`."""
+    """``module:Class`` of a judge (:mod:`tasks.judging`), or ``file.py:name`` in the task's folder: such a class, or a function
+    from a returned value to a score."""
     judge_parameters: dict[str, Any] = {}
-    language: Literal["python"] = "python"
+    language: Literal["python", "cpp17"] = "python"
     entry: str
-    """The function that a program must define."""
+    """The function that a program must define (C++: `main`)."""
+    helper: str | None = None
+    """A Python file of the folder that runs in the program's namespace before it, so that it can score itself. Only a copy: the
+    judge never reads what it computes."""
+    baseline: str | None = None
+    """A program file of the folder: the simple solver that any claim is measured against (`tttd baseline`, `tttd polish`)."""
     direction: Literal["maximize", "minimize"]
     score_name: str
     best_known: float | None = None
     """For plots and reports only; never in a reward."""
-    construction_name: str
+    construction_name: str = "parent_construction"
     """Global under which a child program gets its parent's construction, if the run offers it."""
     default_start: str
     limits: TaskLimits
@@ -89,12 +102,28 @@ class Task(_Data):
     def start_program(self, start: str) -> str:
         """Source of a seed program, or "" for a start without one."""
         file = self.starts[self.start_name(start)].program
-        if file is None:
-            return ""
+        return "" if file is None else self._text(file, f"program of start {start!r}")
+
+    @property
+    def helper_source(self) -> str:
+        """Source of the self-scoring helper, or ""."""
+        return "" if self.helper is None else self._text(self.helper, "helper")
+
+    @property
+    def baseline_source(self) -> str | None:
+        """Source of the baseline program, if the task has one."""
+        return None if self.baseline is None else self._text(self.baseline, "baseline")
+
+    @property
+    def requirements(self) -> str:
+        """Pinned packages that programs may import (`environment/requirements.txt`), or "": the judge's own interpreter is used."""
+        return self._text(REQUIREMENTS, "requirements") if (self.folder / REQUIREMENTS).is_file() else ""
+
+    def _text(self, file: str, what: str) -> str:
         try:
             return (self.folder / file).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise TaskError(f"task {self.name}: program {file} of start {start!r} cannot be read: {error}") from None
+            raise TaskError(f"task {self.name}: {what} {file} cannot be read: {error}") from None
 
     def make_judge(self) -> TaskJudge:
         """The task's judge with its parameters.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -64,6 +65,18 @@ class Settings(BaseSettings):
     """Programs judged at once on this host; by default cores − 1, at least 1."""
     judge_uid_base: int = Field(default=60_000, ge=1)
     """As root, sandbox slot k runs as user id judge_uid_base + k; two judge workers on one host need ranges of their own."""
+    judge_backend: Literal["auto", "bwrap", "landlock", "remote", "unsafe"] = "auto"
+    """Sandbox of judged programs; `auto` takes the strongest whose self-test passes."""
+    judge_accept_unsafe: bool = False
+    """Must be set, too, for the backend `unsafe`, which contains nothing; every verdict made with it says so."""
+    judge_remote_url: str | None = None
+    """Of the sandbox service that the backend `remote` uses (`tttd sandbox serve` on another host)."""
+    judge_remote_token_file: Path | None = None
+    """File with the secret that the sandbox service asks for."""
+    environments: Path = Path(sys.prefix) / "share" / "tttd" / "environments"
+    """Where `tttd task build` makes the Python environments of judged programs."""
+    frontiercs_url: str | None = None
+    """Of a FrontierCS judge, for tasks that are judged there."""
     sample_concurrency: int = Field(default=512, ge=1)
     log_file: Path | None = None
     """Where this process writes its JSON log; standard error by default."""

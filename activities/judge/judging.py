@@ -70,6 +70,7 @@ def limits_of(spec: RunSpec) -> Limits:
         wall_seconds=spec.wall_seconds,
         cores=spec.cores,
         memory_bytes=spec.memory_bytes,
+        processes=spec.processes,
         result_bytes=spec.result_bytes,
     )
 
@@ -81,6 +82,7 @@ def limits_of_task(task: Task, wall_seconds: float | None = None) -> Limits:
         wall_seconds=own.wall_seconds if wall_seconds is None else wall_seconds,
         cores=own.cores,
         memory_bytes=own.memory_bytes,
+        processes=own.processes,
         result_bytes=own.result_bytes,
     )
 
@@ -175,6 +177,7 @@ def _program(task: Task, task_judge: TaskJudge, case: Case, limits: Limits) -> P
         source=case.program or "",
         entry=task.entry,
         language=task.language,
+        helper=task.helper_source,
         arguments={"seed": case.seed, "budget_s": limits.wall_seconds},
         constants=constants,
     )

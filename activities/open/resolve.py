@@ -65,6 +65,7 @@ def _limits(task: Task, request: RunRequest) -> dict[str, Any]:
         "wall_seconds": asked.wall_seconds or own.wall_seconds,
         "cores": asked.cores or own.cores,
         "memory_bytes": asked.memory_bytes or own.memory_bytes,
+        "processes": own.processes,
         "result_bytes": own.result_bytes,
     }
 

@@ -14,7 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
 
-BackendName = Literal["auto", "landlock"]
+BackendName = Literal["auto", "bwrap", "landlock", "remote", "unsafe"]
+"""`unsafe` contains nothing and is never chosen by `auto`."""
 
 
 class Status(StrEnum):
@@ -49,6 +50,10 @@ class Limits:
     memory_bytes: int = 4 << 30
     """Bounds the address space together with :data:`ADDRESS_SPACE_SLACK_BYTES`."""
     threads: int = 64
+    processes: int = 1
+    """Above 1 only with a backend whose isolation says that it can (`bwrap`)."""
+    scratch_bytes: int = 0
+    """Size of a private temporary directory; 0: nothing is writable. Only with a backend that has one."""
     result_bytes: int = 16 << 20
     log_bytes: int = 16 << 20
     """Of stdout and stderr together; beyond it the program is killed."""
@@ -85,7 +90,13 @@ class Program:
 
     source: str
     entry: str = "run"
-    language: Literal["python"] = "python"
+    language: Literal["python", "cpp17"] = "python"
+    """A `cpp17` program is compiled inside the sandbox, then run on `stdin`; its standard output is the result."""
+    stdin: bytes = b""
+    helper: str = ""
+    """Python source that runs in the program's namespace before it."""
+    python: Path | None = None
+    """Interpreter to run it with; None: the sandbox's own."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments, each passed only if the entry's signature names it or takes **kwargs. Plain data only."""
     constants: Mapping[str, list[Any]] = field(default_factory=dict)
@@ -121,7 +132,7 @@ class Outcome:
     reason: str
     """One line: `wall`, `cpu`, `signal 11`, `exit 1`, `MemoryError`, `log`, `result`, or why the result is not one."""
     result: bytes | None
-    """JSON text of the return value, only with OK; the judge decodes it with a type of its own."""
+    """JSON text of the return value (of `cpp17`: standard output), only with OK; the judge decodes it with a type of its own."""
     exit_code: int | None
     signal: int | None
     wall_seconds: float
