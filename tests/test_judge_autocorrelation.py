@@ -6,23 +6,23 @@ import itertools
 import json
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.judges.autocorrelation import FirstAutocorrelation, SecondAutocorrelation, autoconvolution
+from tasks.judges.autocorrelation import FirstAutocorrelation, SecondAutocorrelation
+from tasks.judges.convolution import autoconvolution, convolution
 from tasks.judging import Grade, TaskJudge
+from tests.constructions import FOLDER, read_files
 
-CONSTRUCTIONS = Path(__file__).parent / "data" / "constructions"
 FIRST, SECOND = FirstAutocorrelation(), SecondAutocorrelation()
 BOTH = pytest.mark.parametrize("judge", [FIRST, SECOND], ids=["first", "second"])
 
 
 def published(name: str) -> list[float]:
-    values: list[float] = json.loads((CONSTRUCTIONS / name).read_text())["values"]
+    values: list[float] = read_files(FOLDER)[name]["values"]
     return values
 
 
@@ -95,13 +95,23 @@ def test_any_sequence_is_certified(judge: TaskJudge, f: list[float]) -> None:
         check_certificate(judge, grade)
         assert grade.exact is not None
         true = (first_bound if judge is FIRST else second_bound)([Fraction(x) for x in f])
-        assert grade.exact == pytest.approx(true, rel=1e-20)
+        assert (grade.exact, grade.reason) == (true, "")  # every bit of every double counts, whatever the exponents
+
+
+numbers = st.lists(st.integers(0, 2**80 - 1), min_size=1, max_size=12)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 2**80 - 1), min_size=1, max_size=12).filter(any))
+@given(numbers)
 def test_autoconvolution_is_the_definition(heights: list[int]) -> None:
     assert autoconvolution(heights) == convolved([Fraction(a) for a in heights])
+
+
+@settings(max_examples=100, deadline=None)
+@given(numbers, numbers)
+def test_convolution_is_the_definition(a: list[int], b: list[int]) -> None:
+    defined = [sum(a[i] * b[k - i] for i in range(len(a)) if 0 <= k - i < len(b)) for k in range(len(a) + len(b) - 1)]
+    assert convolution(a, b) == defined
 
 
 @BOTH
@@ -118,10 +128,34 @@ def test_constants() -> None:
         assert graded(SECOND, [1] * n).exact == Fraction(2, 3)
 
 
-def test_wide_exponents_stay_small() -> None:
-    grade = graded(FIRST, [10.0**-i for i in range(300)])
+def test_wide_exponents_are_exact() -> None:
+    f = [10.0**-i for i in range(323)]
+    grade = graded(FIRST, f)
+    assert grade.reason == ""
     check_certificate(FIRST, grade)
-    assert all(len(a) <= 25 for a in grade.construction["heights"])
+    a = [int(height) for height in grade.construction["heights"]]
+    assert [Fraction(height, a[0]) for height in a] == [Fraction(x) for x in f]
+
+
+def test_a_long_sequence_of_wide_exponents_is_shortened_and_says_so() -> None:
+    """16 384 heights are kept to 1024 bits: 2^-1060 beside 1 is lost, 2^-1000 is not."""
+    f = [1.0, *[2.0**-1060 if i % 2 else 2.0**-1000 for i in range(16_383)]]
+    grade = graded(FIRST, f)
+    assert grade.reason == "8191 heights rounded down to multiples of 2^-1023, for 16384 heights are kept to 1024 bits"
+    assert grade.exact == FIRST.verify(grade.construction).exact
+    assert grade.exact == graded(FIRST, [1.0, *[0.0 if i % 2 else 2.0**-1000 for i in range(16_383)]]).exact
+
+
+@pytest.mark.slow
+@BOTH
+def test_the_work_is_bounded_for_as_many_heights_as_are_read(judge: TaskJudge) -> None:
+    """Each with all its bits, over the whole range of exponents: kept whole, this product would have 220 million bits."""
+    f = [math.ldexp(1 + (i * 0.6180339887498949) % 1, -((i * 7919) % 1074)) for i in range(100_000)]
+    grade = graded(judge, f)
+    assert grade.valid, grade.reason
+    assert "kept to 167 bits" in grade.reason
+    assert max(int(a) for a in grade.construction["heights"]).bit_length() <= 167
+    assert judge.verify(grade.construction).exact == grade.exact
 
 
 def test_long_sequences_are_scored() -> None:
@@ -168,8 +202,8 @@ def test_hostile_results_never_score(judge: TaskJudge, result: bytes, reason: st
         ({"heights": []}, "0 heights"),
         ({"heights": ["0", "0"]}, "largest height is 0"),
         ({"heights": ["1", "-1"]}, "'-1' is not"),
-        ({"heights": [str(2**80)]}, "largest height"),
-        ({"heights": ["1" * 26]}, "at most 25 digits"),
+        ({"heights": ["1" * 1001]}, "at most 1000 digits"),
+        ({"heights": [str(2**200)] * 90_000}, "90000 heights of 201 bits; at most 186 bits"),
         ({"heights": [1]}, "not a stored step function"),
         ({"heights": ["1"], "score": 1}, "not a stored step function"),
         (["1"], "not a stored step function"),

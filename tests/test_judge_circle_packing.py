@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,10 @@ from hypothesis import strategies as st
 
 from tasks.judges.circle_packing import CirclePacking
 from tasks.judging import Grade
+from tests.constructions import FOLDER, read_files, read_table
 
-CONSTRUCTIONS = Path(__file__).parent / "data" / "attacks" / "constructions"
-CERTIFIED: dict[str, dict[str, str]] = json.loads((CONSTRUCTIONS / "certified.json").read_text())
+PACKINGS = {name: content for name, content in read_files(FOLDER).items() if name.startswith("cp")}
+CERTIFIED = read_table(FOLDER)
 
 Circle = tuple[Fraction, Fraction, Fraction]
 
@@ -60,10 +60,10 @@ def check_certificate(judge: CirclePacking, grade: Grade) -> None:
     assert (again.valid, again.exact, again.score, again.construction) == (True, grade.exact, grade.score, grade.construction)
 
 
-@pytest.mark.parametrize("name", sorted(CERTIFIED))
+@pytest.mark.parametrize("name", PACKINGS)
 def test_published_constructions_certify_to_their_digits(name: str) -> None:
-    data = json.loads((CONSTRUCTIONS / name).read_text())
-    judge = CirclePacking(26 if name.startswith("cp26") else 32)
+    data = PACKINGS[name]
+    judge = CirclePacking(CERTIFIED[name].n)
     if "circles_int" in data:
         grade = judge.verify({"circles": data["circles_int"], "denominator": str(10**40)})
     else:
@@ -71,7 +71,7 @@ def test_published_constructions_certify_to_their_digits(name: str) -> None:
     assert grade.valid, grade.reason
     check_certificate(judge, grade)
     assert grade.exact is not None
-    digits = CERTIFIED[name]["certified"]
+    digits = CERTIFIED[name].value
     places = len(digits.partition(".")[2])
     assert f"{math.floor(grade.exact * 10**places)}" == digits.replace(".", "").lstrip("0")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +13,14 @@ from hypothesis import strategies as st
 
 from tasks.judges.erdos import ErdosMinOverlap
 from tasks.judging import Grade
+from tests.constructions import FOLDER, read_files
 
-CONSTRUCTIONS = Path(__file__).parent / "data" / "constructions"
 JUDGE = ErdosMinOverlap()
-HALF_AN_ULP = Fraction(1, 2**55)
-"""Of a double near 0.38: published values were made exact by another repair of the integral, within rounding."""
+UNIT = 2**52
 
 
 def published(name: str) -> list[float]:
-    values: list[float] = json.loads((CONSTRUCTIONS / name).read_text())["values"]
+    values: list[float] = read_files(FOLDER)[name]["values"]
     return values
 
 
@@ -60,7 +58,7 @@ def test_published_functions_certify_to_their_digits(name: str, certified: str) 
     assert grade.valid, grade.reason
     check_certificate(grade)
     assert grade.exact is not None
-    assert abs(grade.exact - Fraction(certified)) < HALF_AN_ULP
+    assert math.ceil(grade.exact * 10**22) == int(certified.replace(".", ""))
     assert grade.claimed == 0.1
 
 
@@ -80,15 +78,65 @@ def test_any_function_is_certified_or_refused(shape: list[float], error: float) 
         check_certificate(grade)
 
 
-def test_a_surplus_scales_h_and_a_deficit_scales_its_complement() -> None:
-    surplus, deficit = graded([1.0, 0.0005]), graded([1.0, 0.0, 0.9995, 0.0])
-    for grade in (surplus, deficit):
-        assert grade.valid, grade.reason
-        check_certificate(grade)
-    assert surplus.reason.startswith("h scaled")
-    # Scaled up, the first height would leave [0, 1].
-    assert deficit.reason.startswith("1 - h scaled")
-    assert deficit.construction["heights"][0] == deficit.construction["denominator"]
+def units_of(grade: Grade) -> list[int]:
+    """Heights in units of 2^-52."""
+    return [int(a) * (UNIT // int(grade.construction["denominator"])) for a in grade.construction["heights"]]
+
+
+@pytest.mark.parametrize(
+    ("h", "expected"),
+    [
+        # A surplus of 3 units: one from each, and the first gives the third.
+        ([0.5 + 3 / UNIT, 0.5], [UNIT // 2 + 1, UNIT // 2 - 1]),
+        # A height that has less to give than its share stops at 0, and the others give the rest.
+        ([2 / UNIT, 0.9, 0.6 + 8 / UNIT, 0.5], None),
+        # A height at 1 has no room above.
+        ([1.0, 0.0, 0.4995, 0.5], None),
+        # Half a unit is rounded up; what that adds is taken from the first height.
+        ([0.5 + 0.5 / UNIT, 0.5 - 0.5 / UNIT], [UNIT // 2 + 0, UNIT // 2]),
+    ],
+)
+def test_the_integral_is_repaired_by_equal_whole_units(h: list[float], expected: list[int] | None) -> None:
+    grade = graded(h)
+    assert grade.valid, grade.reason
+    check_certificate(grade)
+    units = units_of(grade)
+    assert expected is None or units == expected
+    moved = [a - round(Fraction(x) * UNIT) for a, x in zip(units, h, strict=True)]
+    free = [m for m, a in zip(moved, units, strict=True) if 0 < a < UNIT]
+    assert max(free) - min(free) <= 1
+    assert all(abs(m) <= max(map(abs, free)) for m in moved)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0, 1e-5, 1 - 1e-5])), min_size=2, max_size=40),
+    st.floats(-9e-4, 9e-4),
+)
+def test_a_repair_never_helps_beyond_what_it_moves(shape: list[float], error: float) -> None:
+    """What is scored is the repaired function itself; it is the given one to within the repair."""
+    h = [min(1.0, max(0.0, height + error)) for height in (*shape, *(1 - height for height in shape))]
+    grade = graded(h)
+    if not grade.valid:
+        return
+    check_certificate(grade)
+    n, given = len(h), [Fraction(height) for height in h]
+    moved = sum((abs(Fraction(a, UNIT) - x) for a, x in zip(units_of(grade), given, strict=True)), Fraction(0))
+    off = abs(sum(given) - Fraction(n, 2))
+    assert moved <= off + Fraction(2 * n, UNIT)
+    assert grade.exact is not None
+    assert abs(grade.exact - overlap(given)) <= Fraction(4, n) * (moved + Fraction(n, UNIT))
+
+
+def test_heights_that_empty_one_after_the_other_are_repaired() -> None:
+    """As many heights as are read, of all sizes, and a surplus as large as is repaired."""
+    small = [2.0 ** -(k % 60) * 1e-3 for k in range(9_900)]
+    grade = graded([*small, *[(10_000 * 1.0009 - sum(small)) / 10_100] * 10_100])
+    assert grade.valid, grade.reason
+    units = units_of(grade)
+    assert 2 * sum(units) == len(units) * UNIT
+    assert 0 == min(units) < max(units) < UNIT
+    assert JUDGE.verify(grade.construction).exact == grade.exact
 
 
 def test_a_function_of_integral_one_is_scored_as_it_is() -> None:
@@ -159,7 +207,8 @@ def test_half_precision_is_worth_what_it_is() -> None:
         ({"heights": ["1"], "denominator": "2"}, "1 heights"),
         ({"heights": [1, 1], "denominator": "2"}, "not a stored step function"),
         ({"heights": ["1", "1"], "denominator": "2", "score": 0}, "not a stored step function"),
-        ({"heights": ["1", "1"], "denominator": "2" * 31}, "at most 30 digits"),
+        ({"heights": ["1", "1"], "denominator": "2" * 1001}, "at most 1000 digits"),
+        ({"heights": ["1"] * 20_000, "denominator": "2" * 300}, "over a denominator of 995 bits; at most 838 bits"),
         (None, "not a stored step function"),
     ],
 )

@@ -8,14 +8,15 @@ Knows nothing of programs or sandboxes. A construction is stored as
 
     {"circles": [["x", "y", "r"], ...], "denominator": "d"}
 
-with decimal integers in lowest common terms: circle = (x/d, y/d, r/d), exactly.
+with decimal integers in lowest common terms: circle = (x/d, y/d, r/d), exactly. Any rational packing has this form.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import msgspec
 
 from tasks.judges import wire
+from tasks.judges.checks import Check, family
 from tasks.judging import Grade
 
 TOLERANCE = Fraction(1, 10**6)
@@ -73,6 +75,8 @@ class CirclePacking:
         circles: n, the exact number of circles.
     """
 
+    problem = "circle_packing"
+
     def __init__(self, circles: int) -> None:
         if circles < 1:
             raise ValueError(f"circles={circles}; a packing has at least 1")
@@ -100,6 +104,18 @@ class CirclePacking:
         except _Invalid as invalid:
             return Grade(valid=False, reason=str(invalid))
         return _certified(packing, "", None)
+
+    def checks(self, construction: Any) -> tuple[Check, ...]:
+        """What the certificate of a construction rests on."""
+        packing = self._parse(construction)
+        unit, circles = packing.unit, packing.circles
+        walls = ((min(x - r, y - r, unit - x - r, unit - y - r), i) for i, (x, y, r) in enumerate(circles))
+        wall, at = min(walls)
+        return (
+            family("radii", "r_i >= 0", ((Fraction(r, unit), (i,)) for i, (_, _, r) in enumerate(circles))),
+            Check("walls", "r_i <= x_i <= 1 - r_i and r_i <= y_i <= 1 - r_i", 4 * len(circles), Fraction(wall, unit), (at,)),
+            family("pairs", "(x_i - x_j)^2 + (y_i - y_j)^2 >= (r_i + r_j)^2", _pair_slacks(packing)),
+        )
 
     def offer(self, construction: Any) -> list[list[float]]:
         """A stored construction as rows (x, y, r) of doubles, shape (n, 3), radii rounded down."""
@@ -199,6 +215,11 @@ def _worst_violation(packing: _Packing) -> int:
                 overlap = r + s - math.isqrt(square)
                 worst = max(worst, (overlap + 1) // 2)
     return worst
+
+
+def _pair_slacks(packing: _Packing) -> Iterator[tuple[Fraction, tuple[int, ...]]]:
+    for (i, (x, y, r)), (j, (u, v, s)) in itertools.combinations(enumerate(packing.circles), 2):
+        yield Fraction((x - u) ** 2 + (y - v) ** 2 - (r + s) ** 2, packing.unit**2), (i, j)
 
 
 def _repair(packing: _Packing) -> tuple[_Packing, str]:

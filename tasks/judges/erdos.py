@@ -3,21 +3,22 @@
 With n equal cells, C5(h) = (2/n) max over k of Σᵢ hᵢ (1 - hᵢ₊ₖ), both cut to [0, 2]. The overlap is piecewise linear in the shift,
 so the maximum over whole cells is the true one, and every h proves an upper bound. Source: spec tasks 3.
 
-Everything is decided in integers. Heights are rounded to multiples of 2^-52 and the integral is made exactly 1; what is scored
-is the function after both, computed without error and rounded up. Self-reported bounds and point counts are never used.
+Everything is decided in integers. Heights are rounded to multiples of 2^-52, halves up, and the integral is made exactly 1: all
+heights that are not yet at the end of [0, 1] move by the same whole number of units, and the first ones by one more. What is
+scored is the function after both, computed without error and rounded up. Self-reported bounds and point counts are never used.
 
 Knows nothing of programs or sandboxes. A construction is stored as
 
     {"heights": ["a", ...], "denominator": "d"}
 
-with decimal integers in lowest common terms: hᵢ = aᵢ/d, exactly.
+with decimal integers in lowest common terms: hᵢ = aᵢ/d, exactly. Any rational heights have this form.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -25,6 +26,8 @@ from typing import Any
 import msgspec
 
 from tasks.judges import wire
+from tasks.judges.checks import Check, family
+from tasks.judges.convolution import BUDGET_BITS, convolution
 from tasks.judging import Grade
 
 MINIMUM_POINTS = 2
@@ -37,10 +40,11 @@ RANGE_TOLERANCE = 1e-6
 """How far outside [0, 1] a height is still cut to the range; beyond it the answer is invalid."""
 
 _UNIT = 1 << 52
-"""Heights of a program are rounded to multiples of 1/_UNIT; after the repair of the integral their denominator is another."""
+"""Heights of a program are rounded to multiples of 1/_UNIT."""
 
-_MAXIMUM_DIGITS = 30
-"""Of one integer in a stored construction; repaired heights need at most 21."""
+_MAXIMUM_DIGITS = 1000
+"""Of one integer in a stored construction; heights of a program need 16. The exact value then has fewer than 4300 digits, which is
+the most that Python converts."""
 
 _INTEGER = re.compile(rf"[0-9]{{1,{_MAXIMUM_DIGITS}}}")
 
@@ -75,6 +79,8 @@ class _Invalid(Exception):
 class ErdosMinOverlap:
     """Judge of `(h (n,), bound, points)` or of h alone; bound and points are optional and never used."""
 
+    problem = "erdos_min_overlap"
+
     def grade(self, result: bytes) -> Grade:
         """Grade a program's result text. Same bytes, same grade; bad data is an invalid grade with its reason."""
         claimed = None
@@ -95,6 +101,20 @@ class ErdosMinOverlap:
         except _Invalid as invalid:
             return Grade(valid=False, reason=str(invalid))
         return _certified(steps, "", None)
+
+    def checks(self, construction: Any) -> tuple[Check, ...]:
+        """What the certificate of a construction rests on. Shift k of h against 1 - h runs from -(n-1) to n-1."""
+        steps = _parse(construction)
+        n, unit = len(steps.heights), steps.unit
+        overlaps = _overlaps(steps)
+        top = max(overlaps)
+        room = ((min(a, unit - a), i) for i, a in enumerate(steps.heights))
+        shifts = ((Fraction(2 * (top - x), n * unit**2), (k - n + 1,)) for k, x in enumerate(overlaps))
+        return (
+            Check("range", "0 <= h_i <= 1", 2 * n, *_tightest(room, unit)),
+            family("integral", "(2/n) sum h_i = 1", [(Fraction(steps.surplus, n * unit), ())]),
+            family("overlap", "(2/n) sum_i h_i (1 - h_(i+k)) <= value", shifts),
+        )
 
     def offer(self, construction: Any) -> list[float]:
         """A stored construction as n heights, shape (n,), each rounded to the nearest double."""
@@ -146,7 +166,12 @@ def _parse(construction: Any) -> _Steps:
     unit = _integer(data.denominator)
     heights = tuple(map(_integer, data.heights))
     if max(heights) > unit or unit < 1:
-        raise _Invalid(f"the construction has a height of {max(heights)}/{unit}; heights must lie in [0, 1]")
+        raise _Invalid(f"the construction has a height of {_shown(max(heights))}/{_shown(unit)}; heights must lie in [0, 1]")
+    if len(heights) * unit.bit_length() > BUDGET_BITS:
+        allowed = BUDGET_BITS // len(heights)
+        raise _Invalid(
+            f"{len(heights)} heights over a denominator of {unit.bit_length()} bits; at most {allowed} bits are read of so many"
+        )
     return _Steps(heights, unit)
 
 
@@ -156,15 +181,31 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+def _shown(number: int) -> str:
+    text = str(number)
+    return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} digits)"
+
+
+def _tightest(room: Iterable[tuple[int, int]], unit: int) -> tuple[Fraction, tuple[int, ...]]:
+    slack, at = min(room)
+    return Fraction(slack, unit), (at,)
+
+
 def _from_doubles(heights: Sequence[float]) -> _Steps:
-    # Times a power of two is exact for a double of this size, and round() of it is an integer without error.
-    return _Steps(tuple(min(_UNIT, max(0, round(height * _UNIT))) for height in heights), _UNIT)
+    return _Steps(tuple(min(_UNIT, max(0, _nearest(height * _UNIT))) for height in heights), _UNIT)
+
+
+def _nearest(number: float) -> int:
+    # A double times a power of two is exact, and so is what lies beyond its whole part; adding a half first would not be.
+    whole = math.floor(number)
+    return whole + (number - whole >= 0.5)
 
 
 def _repair(steps: _Steps) -> tuple[_Steps, str]:
-    """Make the integral exactly 1; says what was done ("" if nothing was).
+    """Make the integral exactly 1 by whole units; says what was done ("" if nothing was).
 
-    A surplus scales h, a deficit scales 1 - h: either way a factor below 1, so heights stay in [0, 1]. Scaling h up would not.
+    Equal shares for all heights that have room, and one unit more for the first ones, until nothing is left: the same function
+    whatever was done to the sum in floats, and never one beyond [0, 1], which scaling would leave.
 
     Raises:
         _Invalid: the integral is off by more than the tolerance.
@@ -175,39 +216,41 @@ def _repair(steps: _Steps) -> tuple[_Steps, str]:
     error = Fraction(surplus, n * unit)
     if abs(error) > MASS_TOLERANCE:
         raise _Invalid(f"the heights sum to {float((1 + error) * n / 2):.9g}, not n/2 = {n / 2:g}; at most 0.1 % is repaired")
-    if surplus > 0:
-        denominator = 2 * sum(steps.heights)
-        scaled = _Steps(tuple(n * height for height in steps.heights), denominator)
-    else:
-        denominator = 2 * (n * unit - sum(steps.heights))
-        scaled = _Steps(tuple(denominator - n * (unit - height) for height in steps.heights), denominator)
-    what = "h" if surplus > 0 else "1 - h"
-    return scaled, f"{what} scaled to make the integral exactly 1; it was off by {float(error):.3g}"
+    # Raising h is lowering 1 - h.
+    heights = _lowered(steps.heights, surplus // 2) if surplus > 0 else _raised(steps.heights, unit, -surplus // 2)
+    repaired = _Steps(tuple(heights), unit)
+    return repaired, f"heights moved by equal amounts to make the integral exactly 1; it was off by {float(error):.3g}"
+
+
+def _raised(heights: Sequence[int], unit: int, amount: int) -> list[int]:
+    return [unit - height for height in _lowered([unit - height for height in heights], amount)]
+
+
+def _lowered(heights: Sequence[int], amount: int) -> list[int]:
+    """Heights with `amount` less in all, none below 0. Each round either ends or empties a height; there are few rounds."""
+    lowered = list(heights)
+    while amount:
+        positive = [i for i, height in enumerate(lowered) if height > 0]
+        share, rest = divmod(amount, len(positive))
+        for position, i in enumerate(positive):
+            taken = min(lowered[i], share or int(position < rest))
+            lowered[i] -= taken
+            amount -= taken
+    return lowered
 
 
 def _certified(steps: _Steps, repair: str, claimed: float | None) -> Grade:
     common = math.gcd(steps.unit, *steps.heights)
     steps = _Steps(tuple(height // common for height in steps.heights), steps.unit // common)
-    exact = Fraction(2 * _largest_overlap(steps), len(steps.heights) * steps.unit**2)
+    exact = Fraction(2 * max(_overlaps(steps)), len(steps.heights) * steps.unit**2)
     construction = {"heights": [str(height) for height in steps.heights], "denominator": str(steps.unit)}
     return Grade(valid=True, reason=repair, exact=exact, score=_round_up(exact), construction=construction, claimed=claimed)
 
 
-def _largest_overlap(steps: _Steps) -> int:
-    """max over k of Σᵢ aᵢ (d - aᵢ₊ₖ), in units squared, exactly.
-
-    All shifts at once: with every height in a slot of its own, wide enough for the largest sum, the product of two big integers
-    holds each sum in its slot (Kronecker substitution).
-    """
-    n = len(steps.heights)
-    width = (n * steps.unit**2).bit_length() // 8 + 1
-    product = _packed(steps.heights, width) * _packed([steps.unit - height for height in reversed(steps.heights)], width)
-    slots = product.to_bytes(2 * n * width, "little")
-    return max(int.from_bytes(slots[at : at + width], "little") for at in range(0, len(slots), width))
-
-
-def _packed(numbers: Sequence[int], width: int) -> int:
-    return int.from_bytes(b"".join(number.to_bytes(width, "little") for number in numbers), "little")
+def _overlaps(steps: _Steps) -> list[int]:
+    """Σᵢ aᵢ (d - aᵢ₊ₖ) for k = -(n-1) .. n-1, shape (2n - 1,), in units squared, exactly."""
+    complement = [steps.unit - height for height in steps.heights]
+    return convolution(complement, steps.heights[::-1])
 
 
 def _round_up(number: Fraction) -> float:

@@ -87,8 +87,8 @@ WHERE_WE_DIFFER: dict[str, Documented] = {
     ),
     "erdos_mass": Documented("the references rescale any integral to 1; here one that is off by more than 0.1 % is refused"),
     "erdos_repair": Documented(
-        "the references scale h up where its integral falls short, which can leave [0, 1]; here 1 - h is scaled down, so h stays "
-        "inside, and heights within 1e-6 of the range are cut to it"
+        "the references scale h up where its integral falls short, which can leave [0, 1]; here all heights with room move by "
+        "the same amount, so h stays inside, and heights within 1e-6 of the range are cut to it"
     ),
     "verifier_size": Documented("the references take any number of points; here an Erdős function has 2 to 20000"),
     "packing_repair": Documented(
