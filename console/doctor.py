@@ -51,7 +51,8 @@ def local_checks(settings: Settings) -> Iterator[Check]:
     yield check_store(settings)
     yield check_model(settings)
     yield check_tokenizer(settings)
-    yield check_sandbox()
+    yield from check_sandboxes(settings)
+    yield check_environments(settings)
 
 
 def check_python() -> Check:
@@ -172,19 +173,67 @@ def check_tokenizer(settings: Settings) -> Check:
     return Check(name="tokenizer", mechanism=mechanism, verdict="ok", detail=f"a short message has {len(tokens)} tokens")
 
 
-def check_sandbox() -> Check:
-    import asyncio
+def check_sandboxes(settings: Settings) -> Iterator[Check]:
+    """One check for each backend, then one for the backend that a judge with these settings takes."""
+    from activities.judge.sandbox import AUTO, examine
+    from workers.sandboxes import sandbox_settings
 
-    from activities.judge.sandbox import SandboxUnavailable, open_sandbox
+    wanted = sandbox_settings(settings)
+    backends = AUTO if wanted.backend in ("auto", *AUTO) else (*AUTO, wanted.backend)
+    candidates = AUTO if wanted.backend == "auto" else (wanted.backend,)
+    mechanisms = {
+        "bwrap": "namespaces around Landlock and seccomp, hostile probes",
+        "landlock": "Landlock and seccomp, hostile probes",
+        "remote": "ask the sandbox service",
+        "unsafe": "a plain subprocess",
+    }
+    chosen = None
+    for backend in backends:
+        began = time.monotonic()
+        (report,) = examine(wanted, (backend,))
+        seconds = time.monotonic() - began
+        if report.refusal is None:
+            chosen = chosen or (report.isolation if backend in candidates else None)
+            verdict: Verdict = "warning" if backend == "unsafe" else "ok"
+            detail, hint = f"{report.isolation}, self-test passed in {seconds:.1f} s", None
+            if backend == "unsafe":
+                detail, hint = report.isolation, "programs can do whatever this user can; judge on a Linux host or container"
+        else:
+            verdict = "failed" if candidates == (backend,) else "warning"
+            detail, hint = "; ".join(report.refusal.report), "; ".join(report.refusal.hints) or None
+        yield Check(name=f"sandbox {backend}", mechanism=mechanisms[backend], verdict=verdict, detail=detail, hint=hint)
+    mechanism = f"TTTD_JUDGE_BACKEND={wanted.backend}"
+    if chosen is not None:
+        yield Check(name="sandbox", mechanism=mechanism, verdict="ok", detail=f"programs run in {chosen}")
+        return
+    hint = "see the hints of each backend above; or judge on another host, where `tttd worker judge` needs none here"
+    detail = f"no program can be judged on this machine with backend {wanted.backend}"
+    yield Check(name="sandbox", mechanism=mechanism, verdict="failed", detail=detail, hint=hint)
 
-    mechanism = "hostile probes in a real sandbox"
-    began = time.monotonic()
-    try:
-        sandbox = open_sandbox()
-    except SandboxUnavailable as error:
-        hint = "; ".join(error.hints) or None
-        return Check(name="sandbox", mechanism=mechanism, verdict="failed", detail="; ".join(error.report), hint=hint)
-    isolation = str(sandbox.isolation)
-    asyncio.run(sandbox.close())
-    detail = f"{isolation}, self-test passed in {time.monotonic() - began:.1f} s"
-    return Check(name="sandbox", mechanism=mechanism, verdict="ok", detail=detail)
+
+def check_environments(settings: Settings) -> Check:
+    """What judged programs import lies apart from this installation; a task without its environment cannot be judged here."""
+    from tasks.errors import TaskError
+    from tasks.registry import read_task, task_folders
+
+    mechanism = "the environment of every task's programs"
+    missing, built, problems = [], set(), []
+    for folder in task_folders(settings.task_dirs):
+        try:
+            task = read_task(folder)
+            environment = task.environment
+        except TaskError as error:
+            problems.append(str(error))
+            continue
+        if environment is None:
+            continue
+        if environment.python(settings.environments) is None:
+            missing.append(task.name)
+        else:
+            built.add(environment.digest[:16])
+    detail = f"{len(built)} built in {settings.environments}" + (f"; none for {', '.join(missing)}" if missing else "")
+    if missing or problems:
+        hint = f"tttd task build {' '.join(missing)}" if missing else "`tttd task check NAME` says more"
+        detail = "; ".join([detail, *problems])
+        return Check(name="programs", mechanism=mechanism, verdict="warning", detail=detail, hint=hint)
+    return Check(name="programs", mechanism=mechanism, verdict="ok", detail=detail)

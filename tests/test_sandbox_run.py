@@ -1,32 +1,25 @@
-"""One run in the sandbox: statuses, limits, measurements, what the program finds around it, cancellation."""
+"""One run in each backend: statuses, limits, measurements, what the program finds around it, cancellation."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from activities.judge.sandbox import Limits, Outcome, Program, Sandbox, Status, open_sandbox
+from activities.judge.sandbox import Limits, Program, Sandbox, Status
+from tests.sandboxes import BACKENDS, opened, value
 
 SHORT = Limits(wall_seconds=0.3, grace_seconds=0.2)
 LONG = Limits(wall_seconds=30)
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with open_sandbox() as opened:
-        yield opened
-
-
-def value(outcome: Outcome) -> Any:
-    assert outcome.status is Status.OK, (outcome.status, outcome.reason, outcome.stderr_tail)
-    assert outcome.result is not None
-    return json.loads(outcome.result)
+@pytest.fixture(scope="module", params=BACKENDS)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    with opened(request.param) as sandbox:
+        yield sandbox
 
 
 async def test_a_value_comes_back_with_its_measurements(sandbox: Sandbox) -> None:
@@ -102,6 +95,7 @@ def _closed(f):
     assert value(first) == [0, 1, 2, 3]
     lines = first.stdout_tail.splitlines()
     assert "OPENBLAS_NUM_THREADS 2" in lines
+    assert "HOME /nonexistent" in lines
     assert {"LANG C.UTF-8", "TZ UTC", "PYTHONHASHSEED 0"} <= set(lines)
     assert not [line for line in lines if "JUDGE" in line or "secret" in line]
     assert "/ 1 True True" in lines[-1]
@@ -251,8 +245,9 @@ async def test_a_cancelled_run_is_dead_before_the_cancellation_returns(sandbox: 
     assert children() == before
 
 
-async def test_closing_kills_what_runs() -> None:
-    own = await asyncio.to_thread(open_sandbox)
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_closing_kills_what_runs(backend: str) -> None:
+    own = await asyncio.to_thread(opened, backend)
     running = asyncio.create_task(own.run(Program("import time\ndef run(): time.sleep(60)"), LONG))
     await asyncio.sleep(0.3)
     await own.close()

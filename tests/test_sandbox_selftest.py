@@ -11,103 +11,141 @@ from pathlib import Path
 
 import pytest
 
-from activities.judge.sandbox import SandboxSettings, SandboxUnavailable, backend, landlock, open_sandbox, opening
-from activities.judge.sandbox.backend import LandlockSandbox, Policy
-from activities.judge.sandbox.filter import compile_filter, read_list
+from activities.judge.sandbox import landlock, policy
+from activities.judge.sandbox.backend import LocalSandbox
+from activities.judge.sandbox.filter import PLACEHOLDERS, compile_filter, read_list
+from activities.judge.sandbox.policy import EXTRAS, Policy
 from activities.judge.sandbox.selftest import self_test
+from tests.sandboxes import BACKENDS, opened
 
 ALLOW_EVERYTHING = struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
 """A filter of one instruction: return ALLOW."""
 
 
 def failures_of(policy: Policy) -> str:
-    sandbox = LandlockSandbox(policy)
+    sandbox = LocalSandbox(policy)
     try:
         return "\n".join(self_test(sandbox))
     finally:
         sandbox.close_blocking()
 
 
-@pytest.fixture(scope="module")
-def policy() -> Policy:
-    with open_sandbox() as sandbox:
-        assert isinstance(sandbox, LandlockSandbox)
+def policy_of(backend: str) -> Policy:
+    with opened(backend) as sandbox:
+        assert isinstance(sandbox, LocalSandbox)
         return sandbox.policy
 
 
-def test_the_whole_policy_passes(policy: Policy) -> None:
-    assert failures_of(policy) == ""
+@pytest.fixture(scope="module")
+def alone() -> Policy:
+    """Of the backend landlock: every layer shows when it is missing."""
+    return policy_of("landlock")
 
 
-def test_a_filter_that_lets_everything_through_is_noticed(policy: Policy) -> None:
-    failures = failures_of(replace(policy, filter=ALLOW_EVERYTHING))
+@pytest.fixture(scope="module")
+def walled() -> Policy:
+    return policy_of("bwrap")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_whole_policy_passes(backend: str) -> None:
+    assert failures_of(policy_of(backend)) == ""
+
+
+@pytest.mark.parametrize("abi", [1, 3, 6])
+def test_older_landlocks_pass(abi: int, alone: Policy) -> None:
+    assert alone.rules is not None
+    known = landlock.make_rules(abi, alone.interpreter.readable)
+    assert failures_of(replace(alone, rules=known)) == ""
+
+
+def test_the_wall_passes_without_landlock_and_without_a_proc_of_its_own(walled: Policy) -> None:
+    assert failures_of(replace(walled, rules=None)) == ""
+    assert walled.wall is not None
+    assert walled.rules is not None
+    without = [grant for grant in walled.rules.grants if not grant[0].startswith("/proc/")]
+    bare = replace(walled, rules=walled.rules.granting(without), wall=replace(walled.wall, fresh_proc=False))
+    assert failures_of(bare) == ""
+
+
+def test_a_filter_that_lets_everything_through_is_noticed(alone: Policy) -> None:
+    failures = failures_of(replace(alone, filters=dict.fromkeys(EXTRAS, ALLOW_EVERYTHING)))
     for attempt in ("fork", "signal the judge through F_SETOWN", "set its own limits", "make a namespace"):
         assert f"a program can {attempt}" in failures
     assert "a program can read a file" not in failures  # the other layers still hold
 
 
-def test_a_wrong_process_id_in_the_filter_is_noticed(policy: Policy) -> None:
+def test_behind_a_wall_a_filter_is_needed_all_the_same(walled: Policy) -> None:
+    failures = failures_of(replace(walled, filters=dict.fromkeys(EXTRAS, ALLOW_EVERYTHING), rules=None))
+    for attempt in ("open a vsock", "set its own limits", "use userfaultfd", "fork"):
+        assert f"a program can {attempt}" in failures
+    assert "a program can read a file" not in failures
+
+
+def test_a_hole_in_the_filter_of_several_processes_is_noticed(walled: Policy) -> None:
+    several = frozenset(("write", "processes", "talk"))
+    filters = {**walled.filters, several: ALLOW_EVERYTHING}  # type: ignore[dict-item]  # the names are literals
+    failures = failures_of(replace(walled, filters=filters))
+    assert "with several processes, a program can set its own limits" in failures
+
+
+def test_a_wrong_process_id_in_the_filter_is_noticed(alone: Policy) -> None:
     # kill() allowed for every process: a rule compiled for "any" instead of "own".
     rules = read_list()
     opened = [rule for rule in rules.arguments if "kill" not in rule.calls]
     allow = {**rules.allow, "loose": ["kill", "tgkill"]}
     loose = compile_filter(rules.model_copy(update={"arguments": opened, "allow": allow}))
-    scopeless = replace(policy.rules, scopes=0)
-    failures = failures_of(replace(policy, filter=loose, rules=scopeless, uid_base=None))
+    assert alone.rules is not None
+    scopeless = replace(alone.rules, scopes=0)
+    failures = failures_of(replace(alone, filters=dict.fromkeys(EXTRAS, loose), rules=scopeless, uid_base=None))
     assert "a program can signal the judge" in failures
 
 
-def test_landlock_rules_that_grant_the_root_are_noticed(policy: Policy) -> None:
-    everything = replace(policy.rules, grants=(*policy.rules.grants, ("/", policy.rules.files)))
-    failures = failures_of(replace(policy, rules=everything))
+def test_landlock_rules_that_grant_the_root_are_noticed(alone: Policy) -> None:
+    assert alone.rules is not None
+    everything = replace(alone.rules, grants=(*alone.rules.grants, ("/", alone.rules.files)))
+    failures = failures_of(replace(alone, rules=everything))
     for attempt in ("read a file", "list a directory", "write a file", "create a file"):
         assert f"a program can {attempt}" in failures
     assert "fork" not in failures  # the other layers still hold
 
 
+def test_a_mount_too_many_is_noticed(walled: Policy) -> None:
+    assert walled.wall is not None
+    open_wall = replace(walled.wall, mounts=(*walled.wall.mounts, "--bind", "/tmp", "/tmp"))
+    failures = failures_of(replace(walled, wall=open_wall, rules=None))
+    for attempt in ("read a file", "write a file", "see that a file exists"):
+        assert f"a program can {attempt}" in failures
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user cannot be root in the sandbox")
-def test_a_judge_that_stays_root_is_noticed(policy: Policy) -> None:
-    assert "a program can be root" in failures_of(replace(policy, uid_base=None))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_judge_that_stays_root_is_noticed(backend: str) -> None:
+    assert "a program can be root" in failures_of(replace(policy_of(backend), uid_base=None))
 
 
-def test_a_layer_that_cannot_be_applied_is_a_sandbox_error_and_refused(policy: Policy) -> None:
-    broken = replace(policy.rules, grants=(("/nonexistent", 4), *policy.rules.grants))
-    failures = failures_of(replace(policy, rules=broken))
+def test_a_layer_that_cannot_be_applied_is_a_sandbox_error_and_refused(alone: Policy) -> None:
+    assert alone.rules is not None
+    broken = replace(alone.rules, grants=(("/nonexistent", 4), *alone.rules.grants))
+    failures = failures_of(replace(alone, rules=broken))
     assert "sandbox_error" in failures
     assert "/nonexistent" in failures
 
 
-def test_opening_refuses_with_report_and_hints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "self_test", lambda sandbox: ["a program can fork"])
-    with pytest.raises(SandboxUnavailable, match="a program can fork") as refusal:
-        open_sandbox()
-    assert "what to do" in str(refusal.value)
+def test_a_wall_that_cannot_be_made_is_a_sandbox_error_in_its_own_words(walled: Policy) -> None:
+    assert walled.wall is not None
+    broken = replace(walled.wall, mounts=("--ro-bind", "/nonexistent", "/nonexistent", *walled.wall.mounts))
+    failures = failures_of(replace(walled, wall=broken))
+    assert "sandbox_error" in failures
+    assert "bwrap: Can't find source path /nonexistent" in failures
 
 
-def test_a_kernel_without_landlock_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landlock, "landlock_abi", lambda: 0)
-    with pytest.raises(SandboxUnavailable, match="lsm="):
-        open_sandbox()
-
-
-def test_an_interpreter_that_does_not_run_is_named() -> None:
-    with pytest.raises(SandboxUnavailable, match="/nonexistent/python"):
-        open_sandbox(SandboxSettings(python=Path("/nonexistent/python")))
-
-
-def test_a_root_without_capabilities_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(opening, "_capabilities", lambda: 0)
-    with pytest.raises(SandboxUnavailable, match="CAP_SETUID"):
-        open_sandbox()
-
-
-def test_an_interpreter_that_programs_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(opening, "_capabilities", lambda: 1 << 6 | 1 << 7)
-    monkeypatch.setattr(landlock, "unreachable", lambda paths: [sys.prefix])
-    with pytest.raises(SandboxUnavailable, match="chmod"):
-        open_sandbox()
+def test_every_placeholder_in_a_filter_is_one_that_the_child_replaces(alone: Policy) -> None:
+    halves = {half for pair in PLACEHOLDERS.values() for half in pair}
+    for extras, code in alone.filters.items():
+        constants = {struct.unpack("I", code[at + 4 : at + 8])[0] for at in range(0, len(code), 8)}
+        assert {c for c in constants if c >> 8 == 0x7ABCDE} <= halves
+        assert len(constants & halves) == (7 if "become" in extras else 0 if "talk" in extras else 1)
 
 
 def test_permission_bits_of_the_whole_path_count() -> None:
@@ -131,4 +169,4 @@ def test_each_abi_handles_all_rights_that_it_knows(abi: int, bits: int) -> None:
 
 
 def test_an_ordinary_users_tasks_are_counted_by_thread() -> None:
-    assert backend.tasks_of(os.getuid()) >= 1
+    assert policy.tasks_of(os.getuid()) >= 1

@@ -13,21 +13,41 @@ from pathlib import Path
 
 import pytest
 
+from activities.judge.sandbox import proc
+from tests.legit_environment import ordinary_python, packages
+from tests.sandboxes import BACKENDS, opened
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 
-JUDGE = """
-import asyncio
-from activities.judge.sandbox import Limits, Program, open_sandbox
-source = "import os, time\\ndef run():\\n    print(os.getpid(), flush=True)\\n    time.sleep(120)"
-sandbox = open_sandbox()
-print("open", sandbox.isolation, flush=True)
-asyncio.run(sandbox.run(Program(source), Limits(wall_seconds=100)))
+JUDGE = (
+    """
+import asyncio, sys
+from activities.judge.sandbox import Limits, Program, SandboxSettings, open_sandbox
+backend, processes = sys.argv[1], int(sys.argv[2])
+source = """
+    + repr(
+        """
+import os, sys, time
+def run(processes):
+    for _ in range(processes - 1):
+        if os.fork() == 0: break
+    time.sleep(120)
 """
+    )
+    + """
+sandbox = open_sandbox(SandboxSettings(backend=backend))
+print("open", sandbox.isolation, flush=True)
+program = Program(source, arguments={"processes": processes})
+asyncio.run(sandbox.run(program, Limits(wall_seconds=100, processes=processes)))
+"""
+)
 
 USER_JUDGE = """
-import asyncio, os
-from activities.judge.sandbox import Limits, Program, open_sandbox
-sandbox = open_sandbox()
+import asyncio, os, sys
+from activities.judge.sandbox import Limits, Program, SandboxSettings, open_sandbox
+sandbox = open_sandbox(SandboxSettings(backend=sys.argv[1]))
 async def main():
     limits = Limits(wall_seconds=1, grace_seconds=0.5, memory_bytes=256 << 20)
     uid, spin, memory = "return __import__('os').getuid()", "while True: pass", "return bytearray(1 << 40)"
@@ -39,11 +59,16 @@ print(sandbox.isolation)
 """
 
 
-def children_of(pid: int) -> list[int]:
-    found = []
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        found += [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
-    return found
+def descendants_in_a_sandbox(pid: int) -> list[int]:
+    """Those of a judge's descendants that have closed their sandbox, which bubblewrap's own processes have not."""
+    return [p for p in proc.descendants(pid) if "Seccomp:\t2" in _status(p)]
+
+
+def _status(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""
 
 
 def is_running(pid: int) -> bool:
@@ -63,44 +88,38 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_judge_leaves_no_program(signal_number: int) -> None:
+@pytest.mark.parametrize(("backend", "processes"), [("landlock", 1), ("bwrap", 1), ("bwrap", 3)])
+def test_a_killed_judge_leaves_no_program(backend: str, processes: int, signal_number: int) -> None:
+    opened(backend).close_blocking()
+    command = [sys.executable, "-c", JUDGE, backend, str(processes)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    judge = subprocess.Popen([sys.executable, "-c", JUDGE], stdout=subprocess.PIPE, text=True, env=environment)
+    judge = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert judge.stdout is not None
-        assert judge.stdout.readline().startswith("open landlock")
-        assert until(lambda: bool(children_of(judge.pid)))
-        (program,) = children_of(judge.pid)
-        # Inside the sandbox: it has its own session and, as root, its own uid.
-        assert until(lambda: "Seccomp:\t2" in Path(f"/proc/{program}/status").read_text())
+        assert judge.stdout.readline().startswith(f"open {backend}")
+        assert until(lambda: len(descendants_in_a_sandbox(judge.pid)) == processes)
+        family = proc.descendants(judge.pid)
+        assert len(family) == processes + (2 if backend == "bwrap" else 0)
         os.kill(judge.pid, signal_number)
         judge.wait(20)
-        assert until(lambda: not is_running(program))
+        assert until(lambda: not any(is_running(pid) for pid in family))
     finally:
         judge.kill()
         judge.wait()
 
 
-def ordinary_python() -> str | None:
-    """An interpreter of this version that an ordinary user can start."""
-    from activities.judge.sandbox.landlock import unreachable
-
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    candidates = [sys.executable, *(f"{folder}/{name}" for folder in ("/usr/bin", "/usr/local/bin"))]
-    return next((c for c in candidates if os.path.exists(c) and not unreachable([c])), None)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; an ordinary user's run is this test everywhere")
-def test_an_ordinary_user_gets_the_same_sandbox() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_ordinary_user_gets_the_same_sandbox(backend: str) -> None:
+    opened(backend).close_blocking()
     python = ordinary_python()
     if python is None or shutil.which("setpriv") is None:
         pytest.skip("no Python of this version that another user can start, or no setpriv")
-    packages = [path for path in sys.path if path.endswith("site-packages")]
-    environment = {"PATH": os.environ["PATH"], "HOME": "/", "PYTHONPATH": os.pathsep.join([str(ROOT), *packages])}
-    command = ["setpriv", "--reuid", "64100", "--regid", "64100", "--clear-groups", python, "-B", "-c", USER_JUDGE]
+    environment = {"PATH": os.environ["PATH"], "HOME": "/", "PYTHONPATH": os.pathsep.join([str(ROOT), *packages()])}
+    command = ["setpriv", "--reuid", "64100", "--regid", "64100", "--clear-groups", python, "-B", "-c", USER_JUDGE, backend]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", timeout=120)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[:3] == ["ok b'64100'", "timeout None", "memory None"]
-    assert lines[3].startswith("landlock abi")
+    assert lines[3].startswith(f"{backend} abi")
     assert lines[3].endswith("uid own")

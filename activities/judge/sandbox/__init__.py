@@ -4,7 +4,7 @@ Boundary: knows programs, limits and outcomes; knows no task, no store and no Te
 is a class that implements :class:`Sandbox`; :func:`open_sandbox` chooses one and proves it.
 """
 
-from activities.judge.sandbox.opening import open_sandbox
+from activities.judge.sandbox.opening import AUTO, examine, open_sandbox
 from activities.judge.sandbox.types import (
     Isolation,
     Limits,
@@ -17,6 +17,7 @@ from activities.judge.sandbox.types import (
 )
 
 __all__ = [
+    "AUTO",
     "Isolation",
     "Limits",
     "Outcome",
@@ -25,5 +26,6 @@ __all__ = [
     "SandboxSettings",
     "SandboxUnavailable",
     "Status",
+    "examine",
     "open_sandbox",
 ]

@@ -1,141 +1,52 @@
-"""The `landlock` backend: Landlock, seccomp, rlimits and a uid of its own around one Python process. Needs no privilege.
+"""The backends `landlock` and `bwrap`: processes of this machine, under a policy that the self-test has proved.
 
-Knows how a run is ordered and who runs it; the order is obeyed in ``inside.py``, the process watched in ``process.py``.
+Knows who runs and when; what a run is given is decided in ``policy.py``, the process watched in ``watch.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
-from activities.judge.sandbox import landlock
 from activities.judge.sandbox.classify import classify
-from activities.judge.sandbox.filter import OWN_PID
-from activities.judge.sandbox.interpreter import Interpreter
-from activities.judge.sandbox.process import Ended, start, watch
-from activities.judge.sandbox.types import Isolation, Limits, Outcome, Program, Sandbox, Status
+from activities.judge.sandbox.cpp import CppPrograms
+from activities.judge.sandbox.execution import Execution
+from activities.judge.sandbox.policy import Policy
+from activities.judge.sandbox.process import ORPHANAGE, start
+from activities.judge.sandbox.types import Isolation, Limits, Outcome, Program, Sandbox, SandboxUnavailable, Status
+from activities.judge.sandbox.watch import Ended, watch
 
 _MAXIMUM_RUNS = 256
-SHARED_UID_SPARE_TASKS = 64
-"""Tasks that an ordinary user's own processes may gain during a run, which count against the program's limit."""
+
+PolicyFor = Callable[[Path], Policy]
+"""The policy for programs of another interpreter; raises SandboxUnavailable, OSError or SubprocessError if there can be none."""
 
 
-@dataclass(frozen=True)
-class Policy:
-    """Everything about a run that does not change between runs."""
-
-    interpreter: Interpreter
-    rules: landlock.Rules
-    filter: bytes
-    seccomp_number: int
-    uid_base: int | None
-    """None: programs keep the judge's uid."""
-    reads_as_root: bool
-    pin: bool
-    cores: tuple[int, ...]
-    """Cores that this process may use."""
-
-    def digest(self) -> str:
-        return hashlib.sha256(self.filter + repr(self.rules).encode() + self.interpreter.inside).hexdigest()
-
-    def isolation(self) -> Isolation:
-        return Isolation(
-            backend="landlock",
-            landlock_abi=self.rules.abi,
-            uids="own" if self.uid_base is None else f"{self.uid_base}+slot",
-            policy_hash=self.digest()[:16],
-            reads_as_root=self.reads_as_root,
-        )
-
-    def order(self, program: Program, limits: Limits, slot: int) -> dict[str, Any]:
-        """What the child is told; plain data, since it crosses as marshal."""
-        rules = self.rules
-        return {
-            "inside": self.interpreter.inside,
-            "source": program.source,
-            "entry": program.entry,
-            "arguments": dict(program.arguments),
-            "constants": dict(program.constants),
-            "result_bytes": limits.result_bytes,
-            "limits": self._rlimits(limits),
-            "cores": self._cores(limits, slot),
-            "uid": 0 if self.uid_base is None else self.uid_base + slot,
-            "reads_as_root": self.reads_as_root,
-            "landlock": {
-                "calls": {"create": landlock.CREATE_RULESET, "add": landlock.ADD_RULE, "restrict": landlock.RESTRICT_SELF},
-                "abi": rules.abi,
-                "files": rules.files,
-                "network": rules.network,
-                "scopes": rules.scopes,
-                "restrict_flags": rules.restrict_flags,
-                "grants": [list(grant) for grant in rules.grants],
-                "own_process": rules.own_process,
-            },
-            "filter": {"code": self.filter, "own_pid": OWN_PID, "seccomp": self.seccomp_number},
-        }
-
-    def _rlimits(self, limits: Limits) -> list[list[Any]]:
-        cpu = limits.cpu_limit_seconds
-        tasks = limits.threads
-        if self.uid_base is None:
-            tasks += tasks_of(os.getuid()) + SHARED_UID_SPARE_TASKS
-        return [
-            ["RLIMIT_CPU", cpu, cpu + 1],
-            *(
-                [name, value, value]
-                for name, value in (
-                    ("RLIMIT_AS", limits.address_space_bytes),
-                    ("RLIMIT_NPROC", tasks),
-                    ("RLIMIT_NOFILE", limits.open_files),
-                    ("RLIMIT_FSIZE", 0),
-                    ("RLIMIT_CORE", 0),
-                    ("RLIMIT_MEMLOCK", 0),
-                    ("RLIMIT_MSGQUEUE", 0),
-                )
-            ),
-        ]
-
-    def _cores(self, limits: Limits, slot: int) -> list[int]:
-        if not self.pin:
-            return []
-        first = slot * limits.cores
-        return [self.cores[(first + k) % len(self.cores)] for k in range(min(limits.cores, len(self.cores)))]
-
-
-def environment(cores: int) -> dict[str, str]:
-    """All that a program finds in its environment."""
-    threads = ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "BLIS", "VECLIB", "NUMBA")
-    return {
-        "PATH": "/usr/bin:/bin",
-        "HOME": "/nonexistent",
-        "LANG": "C.UTF-8",
-        "TZ": "UTC",
-        "PYTHONHASHSEED": "0",
-        "PYTHONIOENCODING": "utf-8:backslashreplace",
-        "SETUPTOOLS_USE_DISTUTILS": "stdlib",  # an installed setuptools would otherwise cost every start some milliseconds
-        **{f"{name}_NUM_THREADS": str(cores) for name in threads},
-    }
-
-
-class LandlockSandbox(Sandbox):
+class LocalSandbox(Sandbox):
     """Runs programs under a policy. Use :func:`activities.judge.sandbox.open_sandbox`, which tests it first."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, policy_for: PolicyFor | None = None) -> None:
         self.policy = policy
-        self.isolation = policy.isolation()
+        self._cpp = CppPrograms(self.run_blocking, self.failed)
+        languages = ("python", "cpp17") if self._cpp.is_possible() else ("python",)
+        self.isolation = replace(policy.isolation(), languages=languages)
+        self._policy_for = policy_for
+        self._policies: dict[Path, Policy] = {}
         # One thread makes every child and lives until `close`: a child dies with the thread that made it.
         self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-spawn")
         self._watchers = ThreadPoolExecutor(max_workers=_MAXIMUM_RUNS, thread_name_prefix="sandbox-watch")
         self._lock = threading.Lock()
         self._slots: set[int] = set()
         self._cancels: set[int] = set()
+        self._adopts = policy.wall is not None
+        if self._adopts:
+            ORPHANAGE.enter()
 
     async def run(self, program: Program, limits: Limits) -> Outcome:
         cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -150,16 +61,32 @@ class LandlockSandbox(Sandbox):
         finally:
             os.close(cancel)
 
-    def run_blocking(self, program: Program, limits: Limits, cancel: int) -> Outcome:
-        """As :meth:`run`, in the calling thread; `cancel` is a descriptor that becomes readable to stop it."""
+    def run_blocking(self, program: Program, limits: Limits, cancel: int, execution: Execution | None = None) -> Outcome:
+        """As :meth:`run`, in the calling thread.
+
+        Args:
+            cancel: a descriptor that becomes readable to stop the run.
+            execution: a binary to become in place of running the program's source; its output is the outcome's result.
+        """
+        if refusal := self.policy.refusal(limits, execution):
+            return self.failed(refusal)
+        if program.language == "cpp17":
+            return self._cpp.run_blocking(program, limits, cancel)
+        try:
+            policy = self._policy_of(program.python)
+        except SandboxUnavailable as error:
+            return self.failed("; ".join(error.report))
+        except (OSError, RuntimeError, ValueError) as error:
+            return self.failed(f"the interpreter {program.python} cannot be used: {error}")
         with self._slot(cancel) as slot:
             try:
-                order = self.policy.order(program, limits, slot)
-                python, variables = self.policy.interpreter.python, environment(limits.cores)
-                child = self._spawner.submit(start, python, variables, order).result()
+                if execution is not None and execution.directory is not None and policy.uid_base is not None:
+                    os.chown(execution.directory, policy.uid_base + slot, policy.uid_base + slot)
+                plan = policy.plan(program, limits, slot, execution)
+                child = self._spawner.submit(start, plan).result()
             except (OSError, ValueError, RuntimeError) as error:
-                return self._failed(f"the interpreter could not be started: {error}")
-            return self._outcome(watch(child, limits, cancel), limits)
+                return self.failed(f"the interpreter could not be started: {error}")
+            return self._outcome(watch(child, plan, limits, cancel), limits)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.close_blocking)
@@ -170,6 +97,14 @@ class LandlockSandbox(Sandbox):
                 os.eventfd_write(cancel, 1)
         self._watchers.shutdown()
         self._spawner.shutdown()
+        if self._adopts:
+            self._adopts = False
+            ORPHANAGE.leave()
+        self._cpp.close()
+
+    def failed(self, reason: str) -> Outcome:
+        """The outcome of a run that never began."""
+        return failed(reason, self.isolation)
 
     @contextmanager
     def _slot(self, cancel: int) -> Iterator[int]:
@@ -185,37 +120,41 @@ class LandlockSandbox(Sandbox):
                 self._slots.remove(slot)
                 self._cancels.remove(cancel)
 
+    def _policy_of(self, python: Path | None) -> Policy:
+        if python is None or self._policy_for is None:
+            return self.policy
+        with self._lock:
+            found = self._policies.get(python)
+        if found is None:
+            found = self._policy_for(python)
+            with self._lock:
+                self._policies[python] = found
+        return found
+
     def _outcome(self, ended: Ended, limits: Limits) -> Outcome:
-        status, reason, result = classify(ended, limits)
-        return Outcome(
-            status=status,
-            reason=reason,
-            result=result,
-            exit_code=ended.exit_code,
-            signal=ended.signal,
-            wall_seconds=ended.wall_seconds,
-            cpu_seconds=ended.cpu_seconds,
-            wait_seconds=ended.wait_seconds,
-            peak_memory_bytes=ended.peak_memory_bytes,
-            stdout_tail=ended.stdout.text(),
-            stderr_tail=ended.stderr.text(),
-            stdout_bytes=ended.stdout.total,
-            stderr_bytes=ended.stderr.total,
-            isolation=self.isolation,
-        )
-
-    def _failed(self, reason: str) -> Outcome:
-        return Outcome(Status.SANDBOX_ERROR, reason, None, None, None, 0.0, None, None, None, "", "", 0, 0, self.isolation)
+        return outcome_of(ended, limits, self.isolation)
 
 
-def tasks_of(uid: int) -> int:
-    """Threads that a user has now, as RLIMIT_NPROC counts them."""
-    count = 0
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                if entry.stat().st_uid == uid:
-                    count += len(os.listdir(f"/proc/{entry.name}/task"))
-            except OSError:
-                continue  # it ended meanwhile
-    return count
+def outcome_of(ended: Ended, limits: Limits, isolation: Isolation) -> Outcome:
+    """What is told about a finished process."""
+    status, reason, result = classify(ended, limits)
+    return Outcome(
+        status=status,
+        reason=reason,
+        result=result,
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        wall_seconds=ended.wall_seconds,
+        cpu_seconds=ended.cpu_seconds,
+        wait_seconds=ended.wait_seconds,
+        peak_memory_bytes=ended.peak_memory_bytes,
+        stdout_tail=ended.stdout.text(),
+        stderr_tail=ended.stderr.text(),
+        stdout_bytes=ended.stdout.total,
+        stderr_bytes=ended.stderr.total,
+        isolation=isolation,
+    )
+
+
+def failed(reason: str, isolation: Isolation) -> Outcome:
+    return Outcome(Status.SANDBOX_ERROR, reason, None, None, None, 0.0, None, None, None, "", "", 0, 0, isolation)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import signal
 
-from activities.judge.sandbox.process import Ended, escape
+from activities.judge.sandbox.logs import escape
 from activities.judge.sandbox.types import Limits, Status
+from activities.judge.sandbox.watch import Ended
 from tasks.judges import wire
 
 _REASON_CHARACTERS = 200
@@ -18,6 +19,9 @@ _OURS = {
     "result": (Status.OUTPUT_TOO_LARGE, "result"),
     "log": (Status.OUTPUT_TOO_LARGE, "log"),
     "wall": (Status.TIMEOUT, "wall"),
+    "cpu": (Status.TIMEOUT, "cpu"),
+    "memory": (Status.MEMORY, "memory of all processes"),
+    "files": (Status.MEMORY, "too many files"),
     "cancel": (Status.SANDBOX_ERROR, "cancelled"),
     "start": (Status.SANDBOX_ERROR, "the interpreter did not start in time"),
 }
@@ -29,6 +33,8 @@ def classify(ended: Ended, limits: Limits) -> tuple[Status, str, bytes | None]:
         return (*_OURS[ended.killed_for], None)
     if not ended.ready:
         return Status.SANDBOX_ERROR, _setup_failure(ended), None
+    if ended.wall_broke:
+        return Status.SANDBOX_ERROR, "the wall around the program broke: it was killed from outside", None
     out_of_time = ended.signal == signal.SIGKILL and ended.cpu_seconds >= limits.cpu_limit_seconds
     if ended.signal == signal.SIGXCPU or out_of_time:
         return Status.TIMEOUT, "cpu", None
@@ -45,6 +51,8 @@ def classify(ended: Ended, limits: Limits) -> tuple[Status, str, bytes | None]:
 def _read_frame(marker: bytes, body: bytes, limits: Limits) -> tuple[Status, str, bytes | None]:
     if marker == b"L":
         return Status.OUTPUT_TOO_LARGE, "result", None
+    if marker == b"X":
+        return Status.OK, "", body
     if marker == b"R":
         return Status.INVALID_OUTPUT, one_line(body), None
     if marker != b"J":
@@ -55,7 +63,11 @@ def _read_frame(marker: bytes, body: bytes, limits: Limits) -> tuple[Status, str
 
 
 def _setup_failure(ended: Ended) -> str:
-    said = one_line(ended.frame[1:]) if ended.frame[:1] == b"S" else ended.stderr.text().strip().rpartition("\n")[2]
+    marker, said = ended.frame[:1], one_line(ended.frame[1:])
+    if marker == b"H":
+        return f"the task's helper failed: {said}"
+    if marker != b"S":
+        said = ended.stderr.text().strip().rpartition("\n")[2]
     ending = f"signal {ended.signal}" if ended.signal is not None else f"exit {ended.exit_code}"
     return f"the sandbox could not be closed ({ending}): {said or 'no message'}"
 

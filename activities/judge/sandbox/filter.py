@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -15,10 +16,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 LIST: Final = Path(__file__).with_name("syscalls.toml")
 
-OWN_PID: Final = 0x7ABCDEF1
-"""Stands for the program's process id in the compiled filter; the child replaces it by its own before loading."""
+Placeholder = Literal["own_pid", "exec_path", "exec_arguments", "exec_variables"]
 
-INSTRUCTION_BYTES: Final = 8
+PLACEHOLDERS: Final[dict[Placeholder, tuple[int, int]]] = {
+    "own_pid": (0x7ABCDEF1, 0x7ABCDEF2),
+    "exec_path": (0x7ABCDEF3, 0x7ABCDEF4),
+    "exec_arguments": (0x7ABCDEF5, 0x7ABCDEF6),
+    "exec_variables": (0x7ABCDEF7, 0x7ABCDEF8),
+}
+"""(low, high) half of what stands in the compiled filter for a value that only the child knows; it replaces them before loading."""
+
+Extra = Literal["write", "processes", "talk", "become"]
+"""What a run may be allowed beyond the base list; see ``syscalls.toml``."""
 
 
 class FilterUnavailable(Exception):
@@ -34,7 +43,7 @@ class Condition(_Data):
 
     argument: Annotated[int, Field(ge=0, le=5)]
     mask: Annotated[int, Field(gt=0, lt=1 << 64)]
-    equals: int | Literal["own_pid"]
+    equals: int | Placeholder
 
 
 class ArgumentRule(_Data):
@@ -49,12 +58,35 @@ class Absent(_Data):
     names: list[str]
 
 
+class Addition(_Data):
+    """An extra: its calls, and rules in place of the base ones."""
+
+    allow: list[str]
+    arguments: list[ArgumentRule] = []
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.allow, *(name for rule in self.arguments for name in rule.calls)}
+
+
 class SyscallList(_Data):
     """``syscalls.toml``."""
 
     allow: dict[str, list[str]]
     absent: Absent
     arguments: list[ArgumentRule]
+    extra: dict[Extra, Addition] = {}
+
+    def with_extras(self, extras: Collection[Extra]) -> SyscallList:
+        """The list of a run that is allowed more."""
+        added = [self.extra[name] for name in sorted(extras)]
+        replaced = {name for addition in added for name in addition.names}
+        kept = [rule.model_copy(update={"calls": [c for c in rule.calls if c not in replaced]}) for rule in self.arguments]
+        return SyscallList(
+            allow={**self.allow, "extra": [name for addition in added for name in addition.allow]},
+            absent=self.absent,
+            arguments=[*kept, *(rule for addition in added for rule in addition.arguments)],
+        )
 
 
 def read_list(file: Path = LIST) -> SyscallList:
@@ -62,7 +94,7 @@ def read_list(file: Path = LIST) -> SyscallList:
 
 
 def compile_filter(rules: SyscallList) -> bytes:
-    """The BPF program for this machine's architecture, with OWN_PID still in it.
+    """The BPF program for this machine's architecture, with placeholders still in it.
 
     Raises:
         FilterUnavailable: no libseccomp, or it refuses a rule; says which.
@@ -111,5 +143,8 @@ def _add_rules(seccomp: Any, program: Any, rules: SyscallList) -> None:
 
 
 def _condition(seccomp: Any, condition: Condition) -> Any:
-    value = OWN_PID if condition.equals == "own_pid" else condition.equals
+    value = condition.equals
+    if isinstance(value, str):
+        low, high = PLACEHOLDERS[value]
+        value = (high << 32 | low) & condition.mask
     return seccomp.Arg(condition.argument, seccomp.MASKED_EQ, condition.mask, value)

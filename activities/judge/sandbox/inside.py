@@ -1,15 +1,19 @@
 """Runs inside the sandbox: closes it, then compiles and calls the program, and writes its answer.
 
-Standard library only, and nothing of this project: the file must run in any interpreter that programs are judged with. Order
-matters: every layer stands before the program's first byte is compiled (spec sandbox 9). After that nothing here is trusted by
-the judge; the program may change all of it, and can still only send bytes.
+Standard library only, and nothing of this project: the file must run in any interpreter that programs are judged with. It shares
+one namespace with ``closing.py``, which is run first. Every layer stands before the program's first byte is compiled (spec sandbox
+9). After that nothing here is trusted by the judge; the program may change all of it, and can still only send bytes.
 
-On descriptor 3 it writes one byte ``G`` once the sandbox is closed, then one of
+On descriptor 3 it writes
+    S + text           the sandbox could not be closed
+    H + text           the task's helper failed
+or one byte ``G`` when the program's turn comes, then one of
     J + JSON text      the return value
     R + text           why the return value is not one
     L + text           the return value would not fit
     M + text           out of memory
-Whatever comes before ``G`` is a failure of the sandbox; whatever comes after it is the program's word.
+    X + bytes          whatever a binary program prints
+Whatever comes before ``G`` is a failure of the sandbox or the task; whatever comes after it is the program's word.
 """
 
 from __future__ import annotations
@@ -22,128 +26,64 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from activities.judge.sandbox.closing import SETUP_FAILED, Binary, close_sandbox, set_limits
+
 RESULT = 3
-CHILD = sys.argv[0]
-SETUP_FAILED = 120
 OUT_OF_MEMORY = 77
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_NO_NEW_PRIVS = 1, 4, 8, 38
-_SECCOMP_SET_MODE_FILTER, _SECCOMP_SPEC_ALLOW = 1, 4
-_LANDLOCK_RULE_PATH_BENEATH = 1
-_CAPABILITY_VERSION_3 = 0x20080522
-_READ_SEARCH = 1 << 2
-_SIGKILL = 9
+
+class HelperFailed(Exception):
+    """The task's helper raised; the message says what."""
 
 
-class _Kernel:
-    """System calls that Python has no functions for; each raises OSError with its name."""
-
-    def __init__(self) -> None:
-        import ctypes
-
-        self.ctypes = ctypes
-        self.libc = ctypes.CDLL(None, use_errno=True)
-        self.libc.syscall.restype = ctypes.c_long
-
-    def call(self, name: str, number: int, *arguments: object) -> int:
-        return self._checked(name, self.libc.syscall(number, *arguments))
-
-    def prctl(self, name: str, option: int, value: int) -> None:
-        zero = self.ctypes.c_ulong(0)
-        self._checked(name, self.libc.prctl(option, self.ctypes.c_ulong(value), zero, zero, zero))
-
-    def keep_capabilities(self, mask: int) -> None:
-        header = (self.ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-        # Two words each of effective, permitted and inheritable; ambient ones go with inheritable.
-        data = (self.ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)
-        self._checked("capset", self.libc.capset(header, data))
-
-    def _checked(self, name: str, result: int) -> int:
-        if result < 0:
-            number = self.ctypes.get_errno()
-            raise OSError(number, f"{name}: {os.strerror(number)}")
-        return result
-
-
-def close_sandbox(order: dict[str, Any]) -> None:
-    """Apply every layer to this process; raises OSError if one cannot be applied."""
-    import resource
-
-    kernel = _Kernel()
-    # Paths are opened with the judge's rights: they may lie where the program's uid cannot go.
-    fence = _ruleset(kernel, order["landlock"])
-    if order["cores"]:
-        os.sched_setaffinity(0, order["cores"])
-    for name, soft, hard in order["limits"]:
-        _lower(resource, getattr(resource, name), soft, hard)
-    if order["uid"]:
-        kernel.prctl("keep capabilities", _PR_SET_KEEPCAPS, 1)
-        os.setgroups([])
-        os.setresgid(order["uid"], order["uid"], order["uid"])
-        os.setresuid(order["uid"], order["uid"], order["uid"])
-    kernel.keep_capabilities(_READ_SEARCH if order["reads_as_root"] else 0)
-    # After the uid, whose change clears it; a parent that died before this line is seen by the next.
-    kernel.prctl("parent-death signal", _PR_SET_PDEATHSIG, _SIGKILL)
-    if os.getppid() != order["parent"]:
-        os._exit(SETUP_FAILED)
-    kernel.prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
-    rules = order["landlock"]
-    kernel.call("landlock_restrict_self", rules["calls"]["restrict"], fence, rules["restrict_flags"])
-    os.close(fence)
-    # No core dumps through a pipe handler, which ignores RLIMIT_CORE, and no debugging by siblings of the same uid.
-    kernel.prctl("dumpable", _PR_SET_DUMPABLE, 0)
-    _load_filter(kernel, order["filter"])
-
-
-def _lower(resource: Any, which: int, soft: int, hard: int) -> None:
-    # Only root may raise a hard limit; the judge itself may already have less.
-    most = resource.getrlimit(which)[1]
-    if most != resource.RLIM_INFINITY:
-        soft, hard = min(soft, most), min(hard, most)
-    resource.setrlimit(which, (soft, hard))
-
-
-def _ruleset(kernel: _Kernel, rules: dict[str, Any]) -> int:
-    import struct
-
-    attributes = struct.pack("QQQ", rules["files"], rules["network"], rules["scopes"])
-    size = 8 if rules["abi"] < 4 else 16 if rules["abi"] < 6 else 24
-    fence = kernel.call("landlock_create_ruleset", rules["calls"]["create"], attributes, size, 0)
-    for path, rights in (*rules["grants"], ("/proc/self", rules["own_process"])):
-        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rule = struct.pack("=Qi", rights, beneath)
-        kernel.call(f"landlock_add_rule {path}", rules["calls"]["add"], fence, _LANDLOCK_RULE_PATH_BENEATH, rule, 0)
-        os.close(beneath)
-    return fence
-
-
-def _load_filter(kernel: _Kernel, order: dict[str, Any]) -> None:
-    import struct
-
-    own, sentinel = struct.pack("I", os.getpid()), struct.pack("I", order["own_pid"])
-    steps = (order["code"][at : at + 8] for at in range(0, len(order["code"]), 8))
-    code = b"".join(step[:4] + own if step[4:] == sentinel else step for step in steps)
-    buffer = kernel.ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("HP", len(code) // 8, kernel.ctypes.addressof(buffer))
-    # SPEC_ALLOW: before Linux 5.16 a filter otherwise slows down the program's own memory accesses.
-    kernel.call("seccomp", order["seccomp"], _SECCOMP_SET_MODE_FILTER, _SECCOMP_SPEC_ALLOW, program)
-
-
-def run_program(order: dict[str, Any]) -> bytes:
-    """Compile, call, and return the frame to send."""
-    import types
-
-    module = types.ModuleType("program")
-    space = module.__dict__
-    source = order["source"]
-    if order["constants"] or _mentions_np(source):
+def prepare(space: dict[str, Any], order: dict[str, Any]) -> None:
+    """Put into a namespace what the program finds there: np if somebody says it, the constants, what the helper defines."""
+    if order["constants"] or _mentions_np(order["source"] + order["helper"]):
         import numpy
 
         space["np"] = numpy
         for name, rows in order["constants"].items():
             space[name] = numpy.array(rows, dtype=numpy.float64)
+    if order["helper"]:
+        exec(compile(order["helper"], "helper.py", "exec", dont_inherit=True), space)
+
+
+def populate(space: dict[str, Any], order: dict[str, Any]) -> None:
+    """The whole module, for a process that imports it (``wall.py`` mounts the module that calls this)."""
+    prepare(space, order)
+    exec(compile(order["source"], "program.py", "exec", dont_inherit=True), space)
+
+
+def make_module(order: dict[str, Any]) -> dict[str, Any]:
+    """An empty module `program`, in which pickle finds what the program defines."""
+    import types
+
+    module = types.ModuleType("program")
     sys.modules["program"] = module
-    exec(compile(source, "program.py", "exec", dont_inherit=True), space)
+    if order["modules"]:
+        sys.path.insert(0, order["modules"])
+        # A process that the program starts must neither answer in its name nor hold its answer open.
+        os.register_at_fork(after_in_child=lambda: os.close(RESULT))
+    return module.__dict__
+
+
+def run_helper(space: dict[str, Any], order: dict[str, Any]) -> None:
+    """Before the program, whose code cannot have touched anything yet: a failure is the task's."""
+    try:
+        prepare(space, order)
+    except BaseException as error:
+        trace, line = error.__traceback__, 0
+        while trace is not None:
+            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == "helper.py" else line
+            trace = trace.tb_next
+        raise HelperFailed(f"line {line}: {type(error).__name__}: {error}") from None
+
+
+def run_program(space: dict[str, Any], order: dict[str, Any]) -> bytes:
+    """Compile, call, and return the frame to send."""
+    if not order["helper"]:
+        prepare(space, order)
+    exec(compile(order["source"], "program.py", "exec", dont_inherit=True), space)
     if order["entry"] not in space:
         raise NameError(f"the program defines no function {order['entry']}()")
     entry = space[order["entry"]]
@@ -262,26 +202,31 @@ def send(frame: bytes) -> None:
 
 
 def arrange_descriptors() -> None:
-    """Leave descriptors 0-3 as the program shall see them: nothing to read, two logs, the result."""
-    null = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(null, 0)
-    result = int(sys.argv[1])
+    """Leave descriptors 0-3 as the program shall see them: its input or nothing, two logs, the result."""
+    result, given = int(sys.argv[1]), int(sys.argv[2])
+    source = given or os.open("/dev/null", os.O_RDONLY)
+    os.dup2(source, 0)
     os.dup2(result, RESULT, inheritable=False)
-    for descriptor in {null, result} - {0, RESULT}:
+    for descriptor in {source, result} - {0, RESULT}:
         os.close(descriptor)
     sys.argv[1:] = []
 
 
 def report_exception(source: str) -> None:
-    """Print the program's traceback without the frames of this file."""
+    """Print the program's traceback without the frames of the sandbox and of the helper."""
     import linecache
     import traceback
 
     linecache.cache["program.py"] = (len(source), None, source.splitlines(True), "program.py")
     kind, error, trace = sys.exc_info()
-    while trace is not None and trace.tb_frame.f_code.co_filename in ("inside.py", CHILD):
+    while trace is not None and trace.tb_frame.f_code.co_filename in ("<string>", "inside.py"):
         trace = trace.tb_next
-    traceback.print_exception(kind, error, trace)
+    report = traceback.TracebackException(kind, error, trace, compact=True)  # type: ignore[arg-type]  # called with one at hand
+    parts = [report]
+    for one in parts:  # grows while it is read
+        one.stack[:] = [frame for frame in one.stack if frame.filename != "helper.py"]
+        parts += [more for more in (one.__cause__, one.__context__) if more is not None]
+    print("".join(report.format()), end="", file=sys.stderr)
 
 
 def _exit_code(stop: SystemExit) -> int:
@@ -292,20 +237,50 @@ def _exit_code(stop: SystemExit) -> int:
     return 1
 
 
-def main(order: dict[str, Any]) -> None:
-    """Called by ``child.py``; never returns."""
+def become(binary: Binary) -> None:
+    """Turn into a binary that reads our input and whose output is the result; never returns."""
+    send(b"GX")
+    os.dup2(RESULT, 1)
+    try:
+        binary.become()
+    except OSError as error:
+        os.write(2, str(error).encode())
+    os._exit(SETUP_FAILED)
+
+
+def close_and_prepare(order: dict[str, Any]) -> dict[str, Any]:
+    """Everything up to the program's turn. Returns the program's namespace."""
     arrange_descriptors()
     try:
-        close_sandbox(order)
+        binary = None
+        if order["filter"]:
+            binary = close_sandbox(order)
+        else:
+            set_limits(order["limits"])
+        if binary:
+            become(binary)
+        space = make_module(order)
+        if order["helper"]:
+            run_helper(space, order)
         send(b"G")
-    except OSError as error:
-        send(f"S{error}".encode())
-        os._exit(SETUP_FAILED)
+    except (OSError, ValueError) as error:
+        send(f"S{error}".encode("utf-8", "backslashreplace"))
+    except HelperFailed as error:
+        send(f"H{error}".encode("utf-8", "backslashreplace"))
+    else:
+        return space
+    os._exit(SETUP_FAILED)
+
+
+def main(order: dict[str, Any]) -> None:
+    """Called by ``child.py``; never returns."""
+    space = close_and_prepare(order)
+    started = os.getpid()
     frame, code = b"", 0
     try:
         # Line by line, so that what a killed program printed is there to read.
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # nobody has replaced it yet
-        frame = run_program(order)
+        frame = run_program(space, order)
     except MemoryError:
         frame, code = b"Mout of memory", OUT_OF_MEMORY
     except SystemExit as stop:
@@ -318,6 +293,8 @@ def main(order: dict[str, Any]) -> None:
             stream.flush()
         except BaseException:
             pass
+    if os.getpid() != started:
+        os._exit(code & 0xFF)  # a child of the program that fell out of it: the answer is not its to give
     try:
         send(frame)
     except OSError:

@@ -1,6 +1,7 @@
-"""What a program may read, as Landlock rules, and whether this kernel has Landlock. Source: spec sandbox 9.
+"""What a program may do with files, as Landlock rules, and whether this kernel has Landlock. Source: spec sandbox 9.
 
-Nothing may be written but /dev/null. Knows no process: the child applies the rules to itself.
+Nothing may be written but /dev/null, and nothing executed, unless a run is granted more. Knows no process: the child applies the
+rules to itself.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import ctypes
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 CREATE_RULESET: Final = 444
 ADD_RULE: Final = 445
@@ -20,10 +21,19 @@ RESTRICT_SELF: Final = 446
 
 _VERSION_FLAG: Final = 1
 
+EXECUTE: Final = 1 << 0
 _WRITE_FILE: Final = 1 << 1
 _READ_FILE: Final = 1 << 2
 _READ_DIR: Final = 1 << 3
 _TRUNCATE: Final = 1 << 14
+_DEVICES: Final = 1 << 6 | 1 << 11 | 1 << 15
+"""Making character and block devices, and ioctl on them."""
+
+READ_TREE: Final = _READ_FILE | _READ_DIR
+RUN_FILE: Final = _READ_FILE | EXECUTE
+RUN_TREE: Final = READ_TREE | EXECUTE
+OWN_TREE: Final = ((1 << 16) - 1) & ~_DEVICES & ~EXECUTE
+"""Everything in a directory of the run's own, but for devices and execution."""
 
 _FILES_BY_ABI: Final = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """All rights on files that an ABI knows; from one to the next a bit was added."""
@@ -33,7 +43,7 @@ _SCOPES: Final = 0b11
 _NO_LOG: Final = 1
 """LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF: denials of hostile programs would flood the audit log."""
 
-_SYSTEM_TREES: Final = (
+SYSTEM_TREES: Final = (
     "/usr/lib",
     "/usr/lib64",
     "/usr/local/lib",
@@ -42,7 +52,7 @@ _SYSTEM_TREES: Final = (
     "/usr/share/zoneinfo",
     "/sys/devices/system/cpu",
 )
-_SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/dev/urandom", "/dev/zero")
+SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/dev/urandom", "/dev/zero")
 
 
 @dataclass(frozen=True)
@@ -57,10 +67,21 @@ class Rules:
     grants: tuple[tuple[str, int], ...]
     """(path, rights), existing paths only."""
 
-    @property
-    def own_process(self) -> int:
-        """Rights on /proc/self, which only the child can name."""
-        return _READ_FILE | _READ_DIR
+    def granting(self, grants: Sequence[tuple[str, int]]) -> Rules:
+        """These rules with other grants; rights that this ABI does not know are left out, since it cannot deny them either."""
+        return replace(self, grants=tuple((path, rights & self.files) for path, rights in grants))
+
+    def order(self) -> dict[str, Any]:
+        """As the child is told."""
+        return {
+            "calls": {"create": CREATE_RULESET, "add": ADD_RULE, "restrict": RESTRICT_SELF},
+            "abi": self.abi,
+            "files": self.files,
+            "network": self.network,
+            "scopes": self.scopes,
+            "restrict_flags": self.restrict_flags,
+            "grants": [list(grant) for grant in self.grants],
+        }
 
 
 def landlock_abi() -> int:
@@ -74,17 +95,23 @@ def landlock_abi() -> int:
 def make_rules(abi: int, readable: Sequence[str]) -> Rules:
     """Everything denied but reading system libraries and the given paths, from which programs import."""
     files = _FILES_BY_ABI[max(known for known in _FILES_BY_ABI if known <= abi)]
-    paths = dict.fromkeys([*_SYSTEM_TREES, *_SYSTEM_FILES, *readable])
-    grants = [(path, _reading(path) & files) for path in paths if os.path.exists(path)]
-    grants.append(("/dev/null", (_READ_FILE | _WRITE_FILE | _TRUNCATE) & files))
-    return Rules(
+    grants = [(path, _reading(path)) for path in existing(readable)]
+    grants.append(("/dev/null", _READ_FILE | _WRITE_FILE | _TRUNCATE))
+    grants.append(("/proc/self", READ_TREE))
+    rules = Rules(
         abi=abi,
         files=files,
         network=_NETWORK if abi >= 4 else 0,
         scopes=_SCOPES if abi >= 6 else 0,
         restrict_flags=_NO_LOG if abi >= 7 else 0,
-        grants=tuple(grants),
+        grants=(),
     )
+    return rules.granting(grants)
+
+
+def existing(readable: Sequence[str]) -> list[str]:
+    """System libraries and the given paths, as far as this machine has them."""
+    return [path for path in dict.fromkeys([*SYSTEM_TREES, *SYSTEM_FILES, *readable]) if os.path.exists(path)]
 
 
 def unreachable(paths: list[str]) -> list[str]:

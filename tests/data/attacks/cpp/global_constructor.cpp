@@ -1,0 +1,3 @@
+#include <stdlib.h>
+struct S { S(){ abort(); } } s;
+int main(){}
