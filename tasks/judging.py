@@ -6,10 +6,11 @@ own, and recomputes the score in exact arithmetic. Whatever the program says abo
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class CaseRun:
     cpu_seconds: float
 
 
+@runtime_checkable
 class CasesJudge(Protocol):
     """Judge of a problem whose programs are run once per test case (C++17 programs, spec tasks 8)."""
 
@@ -83,13 +85,25 @@ class JudgeUnavailable(Exception):
     """A judge that is a service did not answer, or answered nonsense: infrastructure, never a reward. Says what to do."""
 
 
+@runtime_checkable
 class ServiceJudge(Protocol):
     """Judge that is a service of somebody else's: it runs the program itself (spec tasks 8c)."""
 
-    def submit(self, source: str) -> Grade:
-        """The service's grade of a program. Blocks until it is there.
+    service: str
+    """Name of the service in the worker's settings, from which its address comes (`frontiercs`: `frontiercs_url`)."""
+
+    def at(self, url: str | None) -> ServiceJudge:
+        """This judge with the address that the settings have; one in the task's own parameters takes precedence."""
+        ...
+
+    def submit(self, source: str, stop: threading.Event | None = None) -> Grade:
+        """The service's grade of a program. Blocks until it is there, or `stop` is set.
 
         Raises:
             JudgeUnavailable: no answer in time, or one that is not to be trusted.
         """
+        ...
+
+    def verify(self, construction: Any) -> Grade:
+        """The grade of a stored answer of the service, which is all the certificate there is."""
         ...

@@ -77,9 +77,20 @@ def test_output_is_its_end_with_a_mark_where_it_was_cut() -> None:
     assert "lost" not in longer
 
 
-def test_a_construction_is_only_promised_with_a_program() -> None:
+def test_a_construction_is_only_promised_with_a_score() -> None:
     offered = replace(PROBLEM, construction_name="parent_x")
-    assert "parent_x" not in render_prompt(offered, replace(PARENT, code=""))
+    assert "parent_x" not in render_prompt(offered, ParentView("", None, None))
+
+
+def test_a_construction_without_a_program_is_described() -> None:
+    root = ParentView("", 0.50512345, None)
+    offered = render_prompt(replace(PROBLEM, construction_name="parent_x"), root)
+    for words in ("There is no program yet. Write the first one.", "that no program made", "global `parent_x`", "size: 0.50512345"):
+        assert words in offered
+    withheld = render_prompt(PROBLEM, root)
+    assert "global" not in withheld
+    assert "Its size: 0.50512345" in withheld
+    assert "Parent program" not in offered + withheld
 
 
 def test_asked_for_format_is_what_extraction_reads() -> None:
@@ -96,7 +107,7 @@ def test_every_template_word_is_in_the_digest_source() -> None:
         for cores in (1, 2):
             for parent in (
                 *(ParentView("CODE", 1.0, 0.5, "OUT"), ParentView("CODE", None, None), ParentView("", None, None)),
-                ParentView("", 1.0, 0.5, withheld=True),
+                *(ParentView("", 1.0, 0.5, withheld=True), ParentView("", 1.0, None)),
             ):
                 for line in render_prompt(replace(problem, direction=direction, cores=cores), parent).splitlines():
                     assert line in source or line.startswith("Time limit")

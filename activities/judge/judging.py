@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from activities.errors import JudgeError
+from activities.errors import InputError, JudgeError
+from activities.judge.cases import Services, ask_service, compile_message, run_cases
 from activities.judge.sandbox import Limits, Program, Sandbox, Status
 from activities.judge.sandbox import Outcome as RunOutcome
 from activities.records import Resources, RunSpec, RunStore, Verdict
-from tasks.judging import Grade, TaskJudge
+from tasks.environments import DEFAULT_DIRECTORY
+from tasks.errors import EnvironmentMissing, JudgeFault, place_of
+from tasks.judging import CasesJudge, Grade, ServiceJudge, TaskJudge
 from tasks.registry import Task
 from workflows.contracts.base import Coordinate, Outcome
+
+T = TypeVar("T")
 
 MAXIMUM_SOURCE_BYTES: Final = 200_000
 """Spec tasks 1."""
@@ -56,12 +63,14 @@ class Judgement:
     """sign x score; higher is better."""
     reward: float = 0.0
     run: RunOutcome | None = field(default=None, repr=False)
-    """None if nothing ran."""
+    """None if nothing ran here. For a program that was run on several cases, all of them together."""
+    starved_case: bool = False
+    """One of several cases ran out of time while it waited for a core."""
 
     @property
     def starved_timeout(self) -> bool:
         """Timed out on a host that did not give it its core: worth one more attempt elsewhere (spec sandbox 7)."""
-        return self.outcome is Outcome.TIMED_OUT and self.run is not None and self.run.starved
+        return self.starved_case or (self.outcome is Outcome.TIMED_OUT and self.run is not None and self.run.starved)
 
 
 def limits_of(spec: RunSpec) -> Limits:
@@ -87,25 +96,70 @@ def limits_of_task(task: Task, wall_seconds: float | None = None) -> Limits:
     )
 
 
-async def judge(task: Task, task_judge: TaskJudge, case: Case, limits: Limits, sandbox: Sandbox) -> Judgement:
+async def judge(
+    task: Task,
+    task_judge: TaskJudge | CasesJudge | ServiceJudge,
+    case: Case,
+    limits: Limits,
+    sandbox: Sandbox,
+    environments: Path = DEFAULT_DIRECTORY,
+    services: Services | None = None,
+) -> Judgement:
     """Run and certify one program.
 
+    Args:
+        limits: of the program, or of each case if the judge has cases (:func:`activities.judge.cases.limits_of_case`).
+        environments: where this host has the Python environments of programs.
+        services: addresses of judges that are services.
+
     Raises:
-        JudgeError: the sandbox failed before the program's first line; says how. Retryable.
+        JudgeError: the sandbox failed before the program's first line, this host lacks the task's environment (says which command
+            builds it), or a service did not answer. Retryable.
+        InputError: the task's judge failed on the answer; names file and line. Never retried.
     """
     if case.program is None:
         return Judgement(Outcome.NO_PROGRAM, "the response holds no complete program")
     size = len(case.program.encode("utf-8", "surrogatepass"))
     if size > MAXIMUM_SOURCE_BYTES:
         return Judgement(Outcome.INVALID, f"the program has {size} bytes; at most {MAXIMUM_SOURCE_BYTES} are run")
-    run = await sandbox.run(_program(task, task_judge, case, limits), limits)
+    if isinstance(task_judge, ServiceJudge):
+        return certify(task, await ask_service(task_judge, case.program, services or {}), None)
+    if isinstance(task_judge, CasesJudge):
+        return await _judge_on_cases(task, task_judge, case.program, limits, sandbox)
+    try:
+        python = task.program_python(environments)
+    except EnvironmentMissing as error:
+        raise JudgeError(f"task {task.name}: {error}") from None
+    run = await sandbox.run(_program(task, task_judge, case, limits, python), limits)
     if run.status is Status.SANDBOX_ERROR:
         raise JudgeError(f"sandbox {run.isolation}: {run.reason}; the program did not run, another attempt may")
     if run.status is not Status.OK or run.result is None:
         return Judgement(_OUTCOMES[run.status], explain(run, limits), run=run)
     # Exact arithmetic on hostile numbers takes milliseconds to half a second: off the event loop.
-    grade = await asyncio.to_thread(task_judge.grade, run.result)
+    grade = await asyncio.to_thread(_graded, task, task_judge.grade, run.result)
     return certify(task, grade, run)
+
+
+async def _judge_on_cases(task: Task, task_judge: CasesJudge, source: str, limits: Limits, sandbox: Sandbox) -> Judgement:
+    if task.language == "python":
+        raise InputError(f'task {task.name}: a judge with cases takes programs that read their input; set language = "cpp17"')
+    cases = await asyncio.to_thread(task_judge.cases)
+    done = await run_cases(Program(source, entry=task.entry, language=task.language), cases, limits, sandbox)
+    if not done.compiled:
+        return Judgement(Outcome.CRASHED, compile_message(done.total), run=done.total)
+    grade = await asyncio.to_thread(_graded, task, task_judge.grade_runs, done.runs)
+    return replace(certify(task, grade, done.total), starved_case=done.starved)
+
+
+def _graded(task: Task, grade: Callable[[T], Grade], result: T) -> Grade:
+    """The grade; a judge that fails instead is a mistake of the task, which is never a reward."""
+    try:
+        return grade(result)
+    except JudgeFault as fault:
+        raise InputError(f"task {task.name}: {fault}") from fault
+    except Exception as error:
+        where = place_of(error, task.folder)
+        raise InputError(f"task {task.name}: judge {task.judge} failed at {where}: {type(error).__name__}: {error}") from error
 
 
 def certify(task: Task, grade: Grade, run: RunOutcome | None) -> Judgement:
@@ -171,13 +225,14 @@ def _signal_name(number: int) -> str:
         return "unnamed"
 
 
-def _program(task: Task, task_judge: TaskJudge, case: Case, limits: Limits) -> Program:
+def _program(task: Task, task_judge: TaskJudge, case: Case, limits: Limits, python: Path | None) -> Program:
     constants = {} if case.construction is None else {task.construction_name: task_judge.offer(case.construction)}
     return Program(
         source=case.program or "",
         entry=task.entry,
         language=task.language,
         helper=task.helper_source,
+        python=python,
         arguments={"seed": case.seed, "budget_s": limits.wall_seconds},
         constants=constants,
     )

@@ -16,9 +16,14 @@ block has not answered.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from activities.sample.thinking import TAGS, ThinkingStyle
+
+FENCES: Final[Mapping[str, str]] = {"python": "python", "cpp17": "cpp"}
+"""The word after an opening fence, by a task's language: what prompts ask for, and what is taken."""
 
 _FENCE_LINE = re.compile(r"^(?P<indent> {0,3})(?P<marks>`{3,}|~{3,})(?P<info>[^`\r\n]*)\r?$", re.MULTILINE)
 

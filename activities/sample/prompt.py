@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from activities.sample.extract import FENCES
 from activities.sample.thinking import CHANNELS, TAGS
 
 OUTPUT_TAIL_CHARACTERS = 500
@@ -27,7 +28,8 @@ class ParentView:
 
     code: str
     score: float | None
-    """Certified score in the task's unit; None for a start that has none."""
+    """Certified score in the task's unit; None for a start that has none. With a score but no code, the parent is a construction
+    that the search begins from."""
     previous_score: float | None
     """Score of the parent's own parent; None for a seed."""
     output_tail: str = ""
@@ -47,15 +49,18 @@ class ProblemView:
     cores: int
     construction_name: str | None = None
     """Name of the global that holds the parent's construction, if the run offers one."""
+    language: str = "python"
+    """Of programs, as tasks name it."""
 
 
 def render_prompt(problem: ProblemView, parent: ParentView) -> str:
     """The user message. One message, no system message."""
     blocks = [problem.instruction.strip(), _limits(problem)]
+    fence = FENCES[problem.language]
     if parent.code:
-        blocks += ["## Parent program", _fence(parent.code), _progress(problem, parent)]
+        blocks += ["## Parent program", _fence(parent.code, fence), _progress(problem, parent)]
         if parent.output_tail:
-            blocks += ["The end of its output:", _fence(_tail(parent.output_tail), language="text")]
+            blocks += ["The end of its output:", _fence(_tail(parent.output_tail), "text")]
         blocks += _construction(problem)
         blocks.append(
             "Think about why it stops there, then write a program that scores better. Changing the method is worth more than\n"
@@ -66,7 +71,8 @@ def render_prompt(problem: ProblemView, parent: ParentView) -> str:
         blocks += _construction(problem)
     else:
         blocks.append("There is no program yet. Write the first one.")
-    blocks.append(f"Answer with the complete program, defining `{problem.entry}()`, in one ```python block.")
+        blocks += _first_answer(problem, parent)
+    blocks.append(f"Answer with the complete program, defining `{problem.entry}()`, in one ```{fence} block.")
     return "\n\n".join(blocks)
 
 
@@ -87,7 +93,19 @@ def _construction(problem: ProblemView) -> list[str]:
     return [f"Its answer is given to your program as the global `{name}`."] if name else []
 
 
-def _fence(text: str, language: str = "python") -> str:
+def _first_answer(problem: ProblemView, parent: ParentView) -> list[str]:
+    """A root that has a construction but no program: what it is worth, and where the program finds it."""
+    if parent.score is None:
+        return []
+    name = problem.construction_name
+    given = f" It is given to your program as the global `{name}`." if name else ""
+    return [
+        f"The search begins from an answer that no program made.{given}\n{_progress(problem, parent)}",
+        "Your program must find a better one; only a real improvement counts.",
+    ]
+
+
+def _fence(text: str, language: str) -> str:
     return f"```{language}\n{text.strip()}\n```"
 
 
@@ -105,6 +123,8 @@ def template_digest_source() -> str:
         render_prompt(minimise, ParentView("CODE", None, None)),
         render_prompt(minimise, ParentView("", None, None)),
         render_prompt(problem, ParentView("", 1.0, 0.5, withheld=True)),
+        render_prompt(problem, ParentView("", 1.0, None)),
+        render_prompt(minimise, ParentView("", 1.0, None)),
         *(style.closing(begun) for style in (TAGS, CHANNELS) for begun in style.unfinished),
     ]
     return "\0".join([TEMPLATE_VERSION, *cases])
