@@ -18,7 +18,8 @@ import structlog
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.errors import TttdError
+from activities.errors import InputError, TttdError
+from tasks.errors import JudgeFault, TaskError
 from workflows.contracts.base import Coordinate
 
 P = ParamSpec("P")
@@ -78,6 +79,9 @@ def _logged(args: tuple[Any, ...]) -> Iterator[None]:
         except TttdError as error:
             log.warning("activity_failed", error=type(error).__name__, message=str(error), retryable=error.retryable)
             raise to_application_error(error) from error
+        except (TaskError, JudgeFault) as error:  # the task's own mistake: another attempt would find the same
+            log.warning("activity_failed", error=type(error).__name__, message=str(error), retryable=False)
+            raise to_application_error(InputError(str(error))) from error
         except (CancelledError, asyncio.CancelledError):
             log.info("activity_cancelled")
             raise

@@ -26,3 +26,5 @@ lock dev.txt pyproject.toml --extra dev --universal --python-version 3.11 $witho
 lock megatron.txt pyproject.toml --extra megatron --universal --python-version 3.11 $without_cuda -c requirements/app.txt
 echo 'sglang==0.5.17' > "$constraint"
 lock engine.txt "$constraint" --python-version 3.12 --python-platform x86_64-manylinux_2_34 --prerelease=if-necessary-or-explicit
+echo 'harbor==0.26.0' > "$constraint"
+lock harbor.txt "$constraint" --python-version 3.12 --python-platform x86_64-manylinux_2_34

@@ -5,24 +5,25 @@ Source: the house of ARCHITECTURE.md; Harbor schema 1.4 with our fields under ``
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import importlib
+import inspect
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tasks.bundles import BundleCache
+from tasks.environments import Environment, parse, python_of
+from tasks.errors import TaskError as TaskError
+from tasks.function_judge import FunctionJudge
+from tasks.judge_loading import JudgeReference, judge_sources, load_judge
 from tasks.judging import TaskJudge
 
 BUILT_IN = Path(__file__).parent
 REQUIREMENTS = "environment/requirements.txt"
-
-
-class TaskError(Exception):
-    """A task folder is missing or malformed; the message says which file and what is allowed."""
 
 
 class _Data(BaseModel):
@@ -79,6 +80,8 @@ class Task(_Data):
     """For plots and reports only; never in a reward."""
     construction_name: str = "parent_construction"
     """Global under which a child program gets its parent's construction, if the run offers it."""
+    offer_construction: bool = False
+    """Whether a run offers it unless the request says otherwise (`search.offer_construction`)."""
     default_start: str
     limits: TaskLimits
     starts: dict[str, Start]
@@ -115,9 +118,32 @@ class Task(_Data):
         return None if self.baseline is None else self._text(self.baseline, "baseline")
 
     @property
-    def requirements(self) -> str:
-        """Pinned packages that programs may import (`environment/requirements.txt`), or "": the judge's own interpreter is used."""
-        return self._text(REQUIREMENTS, "requirements") if (self.folder / REQUIREMENTS).is_file() else ""
+    def environment(self) -> Environment | None:
+        """The packages that programs may import (`environment/requirements.txt`); None: what the judge's own interpreter has.
+
+        Raises:
+            TaskError: a line is not pinned; names it.
+        """
+        file = self.folder / REQUIREMENTS
+        return parse(self._text(REQUIREMENTS, "requirements"), file) if file.is_file() else None
+
+    def program_python(self, environments: Path) -> Path | None:
+        """The interpreter that runs this task's programs; None: the sandbox's own.
+
+        Raises:
+            EnvironmentMissing: the task's environment is not built below `environments`; says which command builds it.
+        """
+        where = "" if self.is_built_in else f" --task-dir {self.folder.parent}"
+        return python_of(self.environment, environments, f"tttd task build {self.name}{where}")
+
+    @property
+    def is_built_in(self) -> bool:
+        """Every host of this version has it; any other task travels as a bundle."""
+        return self.folder.resolve().parent == BUILT_IN.resolve()
+
+    @property
+    def judge_reference(self) -> JudgeReference:
+        return JudgeReference(self.name, self.folder, self.judge)
 
     def _text(self, file: str, what: str) -> str:
         try:
@@ -126,22 +152,44 @@ class Task(_Data):
             raise TaskError(f"task {self.name}: {what} {file} cannot be read: {error}") from None
 
     def make_judge(self) -> TaskJudge:
-        """The task's judge with its parameters.
+        """The task's judge with its parameters; a function is made a judge (:mod:`tasks.function_judge`).
 
         Raises:
-            TaskError: no such module or class, or it does not take these parameters.
+            TaskError: no such module, class or function, or it does not take these parameters.
         """
+        found = load_judge(self.judge_reference)
+        self._check_parameters(found)
         try:
-            judge: TaskJudge = getattr(judge_module(self), self.judge.partition(":")[2])(**self.judge_parameters)
-        except (AttributeError, TypeError, ValueError) as error:
+            if isinstance(found, type):
+                judge: TaskJudge = found(**self.judge_parameters)
+                return judge
+        except Exception as error:
+            raise TaskError(f"task {self.name}: judge {self.judge} with {self.judge_parameters!r}: {error}") from error
+        function = functools.partial(found, **self.judge_parameters)
+        return FunctionJudge(function, self.direction, self.folder, self.limits.result_bytes)
+
+    def check_judge(self) -> None:
+        """Whether the judge can be loaded and takes its parameters, without making one.
+
+        Raises:
+            TaskError: it does not; says why.
+        """
+        self._check_parameters(load_judge(self.judge_reference))
+
+    def _check_parameters(self, found: Callable[..., Any]) -> None:
+        result = () if isinstance(found, type) else ("result",)
+        try:
+            inspect.signature(found).bind(*result, **self.judge_parameters)
+        except (TypeError, ValueError) as error:
             raise TaskError(f"task {self.name}: judge {self.judge} with {self.judge_parameters!r}: {error}") from None
-        return judge
 
 
 def task_folders(directories: Sequence[Path] = ()) -> Iterator[Path]:
-    """Every task folder: the user's directories first, then the built-in ones."""
-    for parent in (*directories, BUILT_IN):
-        if parent.is_dir():
+    """Every task folder: the user's directories first, then the built-in ones. A directory may be a task folder itself."""
+    for parent in (*(directory.resolve() for directory in directories), BUILT_IN):
+        if (parent / "task.toml").is_file():
+            yield parent
+        elif parent.is_dir():
             yield from sorted(p.parent for p in parent.glob("*/task.toml") if not p.parent.name.startswith("_"))
 
 
@@ -183,51 +231,78 @@ def read_task(folder: Path) -> Task:
     return task
 
 
-class TaskSource:
-    """Where a process finds its tasks; reads each folder once."""
+class BundledTask(Protocol):
+    """What names the task of a run: its RunSpec."""
 
-    def __init__(self, directories: Sequence[Path] = ()) -> None:
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def bundle(self) -> str | None: ...
+
+
+class TaskSource:
+    """Where a process finds its tasks.
+
+    Args:
+        directories: the user's, with task folders.
+        bundles: where the tasks of runs come from that lie on another host; None: this process takes no bundles.
+    """
+
+    def __init__(self, directories: Sequence[Path] = (), bundles: BundleCache | None = None) -> None:
         self._directories = tuple(directories)
-        self._tasks: dict[str, Task] = {}
+        self._bundles = bundles
+        self._tasks: dict[tuple[str, str | None], Task] = {}
 
     def load(self, name: str) -> Task:
-        """Read a task by name; see :func:`load_task`."""
-        if name not in self._tasks:
-            self._tasks[name] = load_task(name, self._directories)
-        return self._tasks[name]
+        """Read a task by name, as its folder is now; see :func:`load_task`."""
+        return load_task(name, self._directories)
+
+    def of(self, run: BundledTask) -> Task:
+        """The task of a run, the same on every host: from its bundle if it has one, else the built-in one. Read once.
+
+        Raises:
+            TaskError: the bundle is not what the run says, or there is no such task.
+        """
+        key = (run.task, run.bundle)
+        if key not in self._tasks:
+            self._tasks[key] = self.load(run.task) if run.bundle is None else read_task(self._unpacked(run.task, run.bundle))
+        return self._tasks[key]
+
+    def _unpacked(self, name: str, bundle: str) -> Path:
+        if self._bundles is None:
+            raise TaskError(f"task {name} comes as bundle {bundle[:12]}, and this process was given no place to unpack it")
+        return self._bundles.folder(bundle, name)
 
 
 def task_digest(task: Task) -> str:
-    """sha256 over everything of the folder that can change what a run finds: statement, settings, seed programs.
+    """sha256 over everything of the folder that can change what a run finds: statement, settings, starts, helper.
 
-    The judge's code has its own digest (:func:`judge_digest`).
+    The judge's code and the programs' environment have their own digest (:func:`judge_digest`).
     """
-    starts = {f"start {name}": task.start_program(name) for name in task.starts}
-    texts = {name: (task.folder / name).read_text(encoding="utf-8") for name in ("task.toml", "instruction.md")} | starts
-    lines = (f"{name}\0{hashlib.sha256(text.encode()).hexdigest()}\n" for name, text in sorted(texts.items()))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def judge_module(task: Task) -> ModuleType:
-    """The module of the task's judge.
-
-    Raises:
-        TaskError: it cannot be imported; says why.
-    """
-    module, colon, name = task.judge.partition(":")
-    if not (module and colon and name):
-        raise TaskError(f"task {task.name}: judge {task.judge!r} must be written module:Class")
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise TaskError(f"task {task.name}: judge module {module} cannot be imported: {error}") from None
+    files = {"task.toml", "instruction.md", *filter(None, [task.helper])}
+    for start in task.starts.values():
+        files |= {file for file in (start.program, (start.construction or "").partition(":")[0]) if file}
+    texts = {file: task._text(file, "file") for file in files}
+    return _digest_of_parts({name: text.encode() for name, text in texts.items()})
 
 
 def judge_digest(task: Task) -> str:
-    """sha256 over the judge's module and its parameters: two verdicts compare only under one digest."""
-    module = judge_module(task)
-    if module.__file__ is None:
-        raise TaskError(f"task {task.name}: judge module {task.judge} has no file")
-    source = Path(module.__file__).read_bytes()
-    shared = (BUILT_IN / "judging.py").read_bytes() + (BUILT_IN / "judges" / "wire.py").read_bytes()
-    return hashlib.sha256(b"\0".join([source, shared, repr(sorted(task.judge_parameters.items())).encode()])).hexdigest()
+    """sha256 over all that decides a score: two verdicts compare only under one digest.
+
+    That is the judge's source files (:func:`tasks.judge_loading.judge_sources`) and parameters, and what programs run with.
+
+    Raises:
+        TaskError: a source file is missing or malformed, or the environment's list is.
+    """
+    parts = judge_sources(task.judge_reference)
+    parts["parameters"] = repr(sorted(task.judge_parameters.items())).encode()
+    if task.language == "python":
+        environment = task.environment
+        parts["environment"] = b"" if environment is None else environment.science.encode()
+    return _digest_of_parts(parts)
+
+
+def _digest_of_parts(parts: dict[str, bytes]) -> str:
+    lines = (f"{name}\0{hashlib.sha256(data).hexdigest()}\n" for name, data in sorted(parts.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -10,30 +10,44 @@ from typing import Any, NoReturn
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
-from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig
+from temporalio.runtime import LogForwardingConfig, LoggingConfig, PrometheusConfig, Runtime, TelemetryConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.blobs import Blobs, open_store
+from tasks.bundles import BundleCache
+from tasks.registry import TaskSource
 from workers import temporal_server
 from workers.settings import Settings, temporal_is_configured
 
 _runtime_is_set = False
 
 
-def use_quiet_runtime() -> None:
-    """Forward Temporal Core's logs to Python's: by default they go to stdout and would corrupt what a command prints as JSON."""
+def use_quiet_runtime(metrics_address: str | None = None) -> None:
+    """Forward Temporal Core's logs to Python's: by default they go to stdout and would corrupt what a command prints as JSON.
+
+    Args:
+        metrics_address: host:port at which Core shows its own numbers to Prometheus. The first call of a process decides.
+    """
     global _runtime_is_set
     if _runtime_is_set:
         return
     logging_config = LoggingConfig(filter="WARN", forwarding=LogForwardingConfig(logger=logging.getLogger("temporal_core")))
-    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=logging_config)))
+    metrics = PrometheusConfig(bind_address=metrics_address, durations_as_seconds=True) if metrics_address else None
+    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=logging_config, metrics=metrics)))
     _runtime_is_set = True
 
 
 def connect_options(settings: Settings) -> dict[str, Any]:
-    """Options of Client.connect: the user's Temporal configuration if there is one, else the embedded server of `tttd up`."""
+    """Options of Client.connect: the user's Temporal configuration if there is one, else the embedded server of `tttd up`.
+
+    Raises:
+        RuntimeError: the configuration, or a file that it names (a certificate, a key), cannot be read.
+    """
     file = None if temporal_is_configured() or not settings.temporal_config.is_file() else str(settings.temporal_config)
-    options = dict(ClientConfig.load_client_connect_config(config_file=file))
+    try:
+        options = dict(ClientConfig.load_client_connect_config(config_file=file))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RuntimeError(f"Temporal's configuration (TEMPORAL_* variables, temporal.toml) cannot be used: {error}") from None
     # Before the first `tttd up` no file names an address.
     options.setdefault("target_host", temporal_server.address(settings))
     return options
@@ -57,6 +71,11 @@ async def connect_temporal(settings: Settings) -> Client:
 
 def connect_blobs(settings: Settings) -> Blobs:
     return Blobs(open_store(settings.store_url, endpoint=settings.s3_endpoint))
+
+
+def connect_tasks(settings: Settings, blobs: Blobs) -> TaskSource:
+    """Built-in tasks, those of the settings' directories, and those that runs bring along, unpacked below HOME/bundles."""
+    return TaskSource(settings.task_dirs, BundleCache(settings.home / "bundles", blobs.get))
 
 
 def workflow_runner() -> SandboxedWorkflowRunner:

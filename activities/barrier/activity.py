@@ -28,7 +28,7 @@ class BarrierActivities:
         digest, _ = store.claim(store.step_key(request.step, "batch"), built)
         rows = store.load(Batch, digest).rows
         scores = [row.score for row in rows if row.score is not None]
-        best = max if self._tasks.load(spec.task).sign > 0 else min
+        best = max if self._tasks.of(spec).sign > 0 else min
         return Assembled(
             batch=digest,
             rollouts=len(rows),

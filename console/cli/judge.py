@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from console.cli.session import TaskDirOption
 from console.output import FAILED, OK, USAGE, VERIFICATION_FAILED, Failure, command, emit, emit_json
 
 
@@ -14,19 +15,33 @@ from console.output import FAILED, OK, USAGE, VERIFICATION_FAILED, Failure, comm
 def judge(
     task: Annotated[str, typer.Argument(metavar="TASK", help="Name of a task folder.")],
     program: Annotated[Path, typer.Argument(metavar="PROGRAM", help="The program's file.")],
+    task_dirs: TaskDirOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON (docs/judge-verdict.schema.json).")] = False,
+    final: Annotated[
+        bool,
+        typer.Option("--final", help="Judge on the task's hidden cases, which no search sees; for the number a run ends with."),
+    ] = False,
 ) -> int:
     """Run a program in the sandbox and certify its answer. Exit code 0: valid, 4: not valid, 1: could not be judged."""
     from activities.errors import InputError
     from activities.judge.sandbox import SandboxUnavailable
     from activities.judge.single import judge_file
-    from console.cli.session import quiet_logs
+    from console.cli.session import quiet_logs, with_task_dirs
+    from workers.sandboxes import sandbox_settings
     from workers.settings import load_settings
 
-    settings = load_settings()
+    settings = with_task_dirs(load_settings(), task_dirs or ())
     quiet_logs(settings)
     try:
-        verdict = judge_file(task, program, task_directories=settings.task_dirs)
+        verdict = judge_file(
+            task,
+            program,
+            task_directories=settings.task_dirs,
+            environments=settings.environments,
+            settings=sandbox_settings(settings),
+            services=settings.judge_services,
+            final=final,
+        )
     except SandboxUnavailable as error:
         raise Failure(str(error), FAILED) from None
     except InputError as error:

@@ -6,19 +6,29 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from console.output import Failure, say
+import typer
+
+from console.output import USAGE, Failure, say
 
 if TYPE_CHECKING:
     from temporalio.client import Client
 
     from activities.blobs import Blobs
+    from console.launch import Asked
+    from tasks.registry import TaskSource
     from workers.settings import Settings
 
 T = TypeVar("T")
+
+TaskDirOption = Annotated[
+    list[Path] | None,
+    typer.Option("--task-dir", metavar="DIR", help="A directory with task folders, or one task folder; may be repeated."),
+]
 
 CONNECT_SECONDS = 10.0
 
@@ -30,9 +40,19 @@ class Session:
     settings: Settings
     blobs: Blobs
 
+    @property
+    def tasks(self) -> TaskSource:
+        """The tasks that this command knows."""
+        from workers.connect import connect_tasks
 
-def open_session() -> Session:
+        return connect_tasks(self.settings, self.blobs)
+
+
+def open_session(task_dirs: Sequence[Path] = ()) -> Session:
     """Read the settings, keep logs out of the way, open the store.
+
+    Args:
+        task_dirs: more directories with task folders, searched before those of the settings.
 
     Raises:
         SystemExit: a setting is wrong; names it.
@@ -41,9 +61,20 @@ def open_session() -> Session:
     from workers.connect import connect_blobs
     from workers.settings import load_settings
 
-    settings = load_settings()
+    settings = with_task_dirs(load_settings(), task_dirs)
     quiet_logs(settings)
     return Session(settings, connect_blobs(settings))
+
+
+def with_task_dirs(settings: Settings, task_dirs: Sequence[Path]) -> Settings:
+    """The settings with a command's `--task-dir` before their own directories.
+
+    Raises:
+        Failure: one of them is no directory; usage.
+    """
+    if missing := [directory for directory in task_dirs if not directory.is_dir()]:
+        raise Failure(f"--task-dir {missing[0]}: there is no such directory", USAGE)
+    return settings.model_copy(update={"task_dirs": (*(d.resolve() for d in task_dirs), *settings.task_dirs)})
 
 
 def quiet_logs(settings: Settings) -> None:
@@ -79,6 +110,24 @@ def has_foreign_temporal(settings: Settings) -> bool:
     from workers.settings import temporal_is_configured
 
     return temporal_is_configured() and connect_options(settings)["target_host"] != temporal_server.address(settings)
+
+
+def check_environment(session: Session, asked: Asked) -> None:
+    """Whether judges of this machine can run the task's programs; those of a foreign Temporal server are elsewhere.
+
+    Raises:
+        Failure: the environment is not built; names the command that builds it.
+    """
+    from tasks.errors import TaskError
+
+    if has_foreign_temporal(session.settings):
+        return
+    try:
+        brought = asked.bundle is None and asked.request.bundle is not None  # by an earlier run; it is in the store
+        task = session.tasks.of(asked.request) if brought else session.tasks.load(asked.request.task)
+        task.program_python(session.settings.environments)
+    except TaskError as error:
+        raise Failure(f"task {asked.request.task}: {error}", USAGE) from None
 
 
 def ui_of(settings: Settings) -> str | None:
