@@ -121,6 +121,7 @@ OTHER: dict[str, Any] = {
     "start": "given",
     "advantage": "mean_baseline",
     "thinking": "on",
+    "offer_construction": True,
     "thinking_tokens": 64,
 }
 """A second value of the fields that are no plain numbers."""
@@ -186,7 +187,7 @@ def test_every_field_of_a_request_was_changed_once() -> None:
         for inner in getattr(field.annotation, "model_fields", {"": None})
     }
     tested = {name for name, *_ in CHANGES}
-    by_content = {"task", "model"}  # see the next tests
+    by_content = {"task", "model", "bundle", "fork"}  # see the next tests, and test_fork.py
     assert fields - tested - by_content == set()
 
 

@@ -71,6 +71,11 @@ class Slots:
         self._free_memory = self.memory_bytes
         self._queue: deque[_Waiting] = deque()
 
+    @property
+    def cores_in_use(self) -> int:
+        """Cores that programs hold now."""
+        return self.cores - self._free_cores
+
     @contextlib.asynccontextmanager
     async def take(self, cores: int, memory_bytes: int) -> AsyncIterator[None]:
         """Hold the cores and memory of one run. A run larger than everything gets everything, alone."""

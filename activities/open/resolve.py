@@ -12,8 +12,8 @@ from activities.records import RunSpec, canonical_json
 from tasks.registry import Task, TaskError, TaskSource, judge_digest, task_digest
 from workflows.contracts.request import RunRequest
 
-_OPERATIONAL = ("name", "profile", "timeouts", "model", "task")
-"""Request fields outside the identity; model and task enter it by digest instead of by name."""
+_OPERATIONAL = ("name", "profile", "timeouts", "model", "task", "bundle", "fork")
+"""Request fields outside the identity; model, task and fork enter it by digest instead of by name, the bundle by what is in it."""
 
 
 def resolve(
@@ -26,34 +26,39 @@ def resolve(
         prompt_text: every wording of the prompt template; its digest is part of the identity.
 
     Raises:
-        InputError: unknown task, start or model; says what exists.
+        InputError: unknown task, start or model, or a judge that cannot be loaded; says what exists or what is wrong.
     """
+    if request.fork is not None and request.fork.commit is None:
+        raise InputError("fork.commit: not known yet; it is filled in from the store, see `with_origin`")
     try:
-        task = tasks.load(request.task)
+        task = tasks.of(request)
         start = task.start_name(request.search.start)
+        task.check_judge()
         judge = judge_digest(task)
     except TaskError as error:
         raise InputError(str(error)) from None
     limits = _limits(task, request)
+    choices = {"start": start, "offer_construction": _offers(task, request)}
     digests = {
         "task": task_digest(task),
         "judge": judge,
         "model": model_digest(find_model(request.model, model_directories)),
         "prompt": digest_of(prompt_text.encode()),
     }
-    science = _science(request, start, limits, digests)
+    science = _science(request, choices, limits, digests)
     identity = digest_of(canonical_json(science))
     return RunSpec(
         run_id=run_id or f"{task.name}-{identity[:8]}",
         request=request,
         identity=identity,
         task=task.name,
-        start=start,
+        bundle=request.bundle,
         task_digest=digests["task"],
         judge_digest=digests["judge"],
         model_digest=digests["model"],
         prompt_digest=digests["prompt"],
         science=science,
+        **choices,
         **limits,
     )
 
@@ -61,8 +66,12 @@ def resolve(
 def _limits(task: Task, request: RunRequest) -> dict[str, Any]:
     """The task's limits, overridden by the request's."""
     asked, own = request.judge, task.limits
+    wall = asked.wall_seconds or own.wall_seconds
+    if task.language == "cpp17":
+        # The time of one case belongs to the problem: what a profile allows a whole program may lower it and never raise it.
+        wall = min(wall, own.wall_seconds)
     return {
-        "wall_seconds": asked.wall_seconds or own.wall_seconds,
+        "wall_seconds": wall,
         "cores": asked.cores or own.cores,
         "memory_bytes": asked.memory_bytes or own.memory_bytes,
         "processes": own.processes,
@@ -70,10 +79,17 @@ def _limits(task: Task, request: RunRequest) -> dict[str, Any]:
     }
 
 
-def _science(request: RunRequest, start: str, limits: dict[str, Any], digests: dict[str, str]) -> dict[str, Any]:
+def _offers(task: Task, request: RunRequest) -> bool:
+    asked = request.search.offer_construction
+    return task.offer_construction if asked is None else asked
+
+
+def _science(request: RunRequest, choices: dict[str, Any], limits: dict[str, Any], digests: dict[str, str]) -> dict[str, Any]:
     science = {k: v for k, v in request.model_dump(mode="json").items() if k not in _OPERATIONAL}
     search = {k: v for k, v in science["search"].items() if k != "steps"}
-    return science | {"search": search | {"start": start}, "judge": limits, "digests": digests}
+    # The run that a fork leaves enters by its commit. A run that is no fork says nothing of forks: identities are older than they.
+    lineage = {} if request.fork is None else {"fork": {"commit": request.fork.commit, "step": request.fork.step}}
+    return science | {"search": search | choices, "judge": limits, "digests": digests} | lineage
 
 
 def check_identity(stored: RunSpec, asked: RunSpec) -> None:
