@@ -112,6 +112,7 @@ class DiscoveryStep:
                 plan=plan,
                 policy=s.head.policy,
                 higher_is_better=s.higher_is_better,
+                score_base=s.train,
                 timeouts=s.timeouts,
             ),
             result_type=GroupResult,

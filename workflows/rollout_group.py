@@ -8,8 +8,9 @@ from temporalio import workflow
 
 from workflows import names, policies
 from workflows.calls import call
-from workflows.contracts.base import Coordinate, Outcome
+from workflows.contracts.base import Coordinate, Digest, Outcome
 from workflows.contracts.messages import (
+    BaseScored,
     GroupInput,
     GroupProgress,
     GroupResult,
@@ -17,22 +18,24 @@ from workflows.contracts.messages import (
     JudgeRequest,
     Sampled,
     SampleRequest,
+    ScoreBaseRequest,
 )
 
 
 @workflow.defn(name=names.ROLLOUT_GROUP)
 class RolloutGroup:
-    """2R activities, about 7R events: small enough to replay in a fraction of a second (spec temporal 3)."""
+    """2R activities and one, about 7R events: small enough to replay in a fraction of a second (spec temporal 3)."""
 
     @workflow.init
     def __init__(self, group: GroupInput) -> None:
         self._input = group
-        self._sampled = 0
+        self._sampled: dict[int, Digest] = {}
         self._judged: list[Judged] = []
 
     @workflow.run
     async def run(self, group: GroupInput) -> GroupResult:
-        await asyncio.gather(*(self._rollout(rollout) for rollout in range(group.rollouts)))
+        rollouts = (self._rollout(rollout) for rollout in range(group.rollouts))
+        await asyncio.gather(*rollouts, *([self._score_base()] if group.score_base else []))
         progress = self.progress()
         return GroupResult(
             group=group.group,
@@ -48,7 +51,7 @@ class RolloutGroup:
         return GroupProgress(
             group=self._input.group,
             rollouts=self._input.rollouts,
-            sampled=self._sampled,
+            sampled=len(self._sampled),
             judged=len(self._judged),
             valid=len(scores),
             best_score=value(scores, default=None),
@@ -67,7 +70,7 @@ class RolloutGroup:
             summary=f"sample rollout {rollout}",
             activity_id=f"r{rollout:02d}-sample",
         )
-        self._sampled += 1
+        self._sampled[rollout] = sampled.rollout
         judged = await call(
             names.JUDGE,
             JudgeRequest(run=g.run, at=at, plan=g.plan, rollout=sampled.rollout),
@@ -79,6 +82,21 @@ class RolloutGroup:
         )
         self._judged.append(judged)
         self._show()
+
+    async def _score_base(self) -> None:
+        """Log-probs under the frozen base need no reward: the trainer works while judges do (design 5)."""
+        g = self._input
+        await workflow.wait_condition(lambda: len(self._sampled) == g.rollouts)
+        ordered = tuple(digest for _, digest in sorted(self._sampled.items()))
+        await call(
+            names.SCORE_BASE,
+            ScoreBaseRequest(run=g.run, step=g.step, group=g.group, rollouts=ordered),
+            BaseScored,
+            queue=names.TRAIN_QUEUE,
+            options=policies.train(g.timeouts),
+            summary=f"score {g.rollouts} rollouts under the frozen base",
+            activity_id="score-base",
+        )
 
     def _show(self) -> None:
         p = self.progress()

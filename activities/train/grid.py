@@ -26,6 +26,8 @@ class GridRollout:
     """One rollout as training sees it. Arrays have one entry per response token (T)."""
 
     at: Coordinate
+    digest: Digest
+    """Of its RolloutRecord."""
     prompt: tuple[int, ...]
     response: tuple[int, ...]
     """Empty if the engine stopped at once: it counts in its group's advantages and trains no token."""
@@ -91,6 +93,7 @@ def _rollout(store: RunStore, row: BatchRow, policy: PolicyRef) -> GridRollout:
         )
     return GridRollout(
         at=row.at,
+        digest=row.rollout,
         prompt=record.prompt_tokens,
         response=record.response_tokens,
         log_probs=_per_token(record, "log_probs"),
