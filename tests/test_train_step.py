@@ -25,6 +25,7 @@ from activities.train.checkpoints import read_state
 from activities.train.evidence import choose_sequences, collect
 from activities.train.fake import FakeSearch, make_model
 from activities.train.grid import Grid, GridRollout, load_grid
+from activities.train.scoring import base_log_probs
 from activities.train.stepping import StepInputs, train_step
 from activities.train.torch_backend import TorchBackend
 from activities.train.training import Trainer
@@ -131,7 +132,7 @@ def test_the_step_moves_the_adapter_towards_reward_and_nothing_else(search: Fake
             np.testing.assert_array_equal(after[key], before[key])
     # The step follows the gradient: rollouts with positive advantage have become likelier than those with negative.
     grid = load_grid(search.store, batch, 1, initial)
-    shaped = stepping.shape_batch(grid, search.spec.request.objective, lambda s: backend.log_probs(s, adapter=False))
+    shaped = stepping.shape_batch(grid, search.spec.request.objective, lambda r: base_log_probs(search.store, backend, 1, r))
     gained = backend.log_probs([stepping.scored(r) for r in shaped.rollouts], adapter=True)
     gain = sum(float((a * (n - r.log_probs)).sum()) for a, n, r in zip(shaped.advantages, gained, shaped.rollouts, strict=True))
     assert gain > 0
@@ -442,7 +443,7 @@ def test_one_step_at_a_time(search: FakeSearch, initial: PolicyRef) -> None:
 def test_evidence_spans_the_groups_and_keeps_sequences_whole() -> None:
     def rollout(group: int, number: int, size: int) -> GridRollout:
         at = Coordinate(step=1, group=group, rollout=number)
-        return GridRollout(at, (1, 2), tuple(range(3, 1 + size)), np.zeros(size - 2), np.ones(size - 2), 0.0)
+        return GridRollout(at, "0" * 64, (1, 2), tuple(range(3, 1 + size)), np.zeros(size - 2), np.ones(size - 2), 0.0)
 
     grid = Grid(tuple(tuple(rollout(g, r, 10 * (r + 1)) for r in range(3)) for g in range(2)))
     chosen = choose_sequences(grid, limit=65)

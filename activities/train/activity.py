@@ -11,10 +11,12 @@ from temporalio import activity
 from activities.blobs import Blobs
 from activities.context import beating, log, translate_errors
 from activities.train.backend import TrainerBackend
+from activities.train.megatron.backend import MegatronBackend
+from activities.train.megatron.options import MegatronOptions
 from activities.train.torch_backend import TorchBackend, TorchOptions
 from activities.train.training import Trainer
 from workflows import names
-from workflows.contracts.messages import Trained, TrainRequest
+from workflows.contracts.messages import BaseScored, ScoreBaseRequest, Trained, TrainRequest
 from workflows.contracts.request import LoraSettings
 
 
@@ -23,19 +25,40 @@ class TrainActivities:
 
     Args:
         model_locator: folder of a model by its name in the request.
-        threads: CPU threads of torch; equal bits are promised for equal numbers only.
-        options: for a GPU; replaces `threads`.
+        options: of the back-end; their type chooses it.
     """
 
     def __init__(
-        self, blobs: Blobs, model_locator: Callable[[str], Path], threads: int = 1, options: TorchOptions | None = None
+        self, blobs: Blobs, model_locator: Callable[[str], Path], options: TorchOptions | MegatronOptions | None = None
     ) -> None:
-        chosen = options or TorchOptions(threads=threads)
+        chosen = options or TorchOptions()
+        if isinstance(chosen, MegatronOptions):
+            chosen.check()
 
         def make_backend(folder: Path, lora: LoraSettings) -> TrainerBackend:
+            if isinstance(chosen, MegatronOptions):
+                return MegatronBackend(folder, lora, chosen)
             return TorchBackend(folder, lora, chosen)
 
         self._trainer = Trainer(blobs, model_locator, make_backend, time.monotonic)
+
+    def close(self) -> None:
+        """End the trainer's processes, if it has any."""
+        self._trainer.close()
+
+    @activity.defn(name=names.SCORE_BASE, no_thread_cancel_exception=True)
+    @translate_errors
+    def score_base(self, request: ScoreBaseRequest) -> BaseScored:
+        phase = "start"
+
+        def progress(now: str) -> None:
+            nonlocal phase
+            phase = now
+
+        with beating(lambda: phase):
+            scored = self._trainer.score_base(request, progress)
+        log.info("group_scored", run=request.run.run_id, step=request.step, group=request.group, tokens=scored.tokens)
+        return scored
 
     # A cancelled thread must not be interrupted inside a write: the step is finished, and its result is first or orphaned.
     @activity.defn(name=names.TRAIN, no_thread_cancel_exception=True)

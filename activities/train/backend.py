@@ -104,6 +104,10 @@ class TrainerBackend(ABC):
     def base_fingerprint(self) -> str:
         """Changes when a base weight changes. Cheap enough to be taken before and after each step."""
 
+    def close(self) -> None:
+        """Give back what it holds outside this process. It can be used again after a `load`."""
+        return
+
 
 def micro_batches(lengths: Sequence[int], token_budget: int) -> Iterator[range]:
     """Cut sequences, in their order, into runs whose padded size (count x longest) stays within the budget.

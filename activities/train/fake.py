@@ -25,16 +25,29 @@ from workflows.contracts.base import Coordinate, Digest, Outcome, PolicyRef, Run
 from workflows.contracts.messages import TrainRequest
 from workflows.contracts.request import RunRequest
 
-Family = Literal["qwen2", "llama"]
+Family = Literal["qwen2", "qwen3", "llama"]
 Reward = Callable[[Sequence[int], int], float]
 """(response token ids, vocabulary size) -> reward."""
 
 
 def make_model(
-    folder: Path, family: Family = "qwen2", *, seed: int = 0, vocabulary: int = 64, hidden: int = 32, layers: int = 2
+    folder: Path,
+    family: Family = "qwen2",
+    *,
+    seed: int = 0,
+    vocabulary: int = 64,
+    hidden: int = 32,
+    layers: int = 2,
+    changes: Mapping[str, Any] | None = None,
+    max_shard_size: str = "5GB",
 ) -> Path:
-    """Write a random causal model as a Hugging Face folder, without tokenizer. Wide weights, so that tokens are not all alike."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+    """Write a random causal model as a Hugging Face folder, without tokenizer. Wide weights, so that tokens are not all alike.
+
+    Args:
+        changes: fields of the model's configuration that are to be otherwise.
+        max_shard_size: of one weight file.
+    """
+    import transformers
 
     shape: dict[str, Any] = {
         "vocab_size": vocabulary,
@@ -47,9 +60,17 @@ def make_model(
         "initializer_range": 0.15,
         "tie_word_embeddings": family == "llama",
     }
+    if family == "qwen3":
+        shape["head_dim"] = hidden // 2  # heads x head_dim is not the hidden size in Qwen3
+    name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}[family]
+    config = getattr(transformers, f"{name}Config")(**(shape | dict(changes or {})))
     torch.manual_seed(seed)
-    model: Any = Qwen2ForCausalLM(Qwen2Config(**shape)) if family == "qwen2" else LlamaForCausalLM(LlamaConfig(**shape))
-    model.save_pretrained(folder)
+    model: Any = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide a swapped one
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 
 

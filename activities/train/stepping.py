@@ -20,6 +20,7 @@ from activities.train.checkpoints import b_norm, read_config, read_state, write_
 from activities.train.evidence import choose_sequences, collect
 from activities.train.grid import Grid, GridRollout, load_grid
 from activities.train.objective import GroupChoice, choose_groups, loss_gradient, shape, token_kl
+from activities.train.scoring import base_log_probs
 from workflows.contracts.base import Digest, PolicyRef
 from workflows.contracts.request import ObjectiveSettings
 
@@ -116,7 +117,7 @@ def train_step(
     fingerprint = _check_frozen(backend, inputs)
 
     times.enter("base")
-    batch = shape_batch(grid, request.objective, lambda sequences: backend.log_probs(sequences, adapter=False))
+    batch = shape_batch(grid, request.objective, lambda rollouts: base_log_probs(store, backend, inputs.step, rollouts))
     times.enter("gradient")
     metrics = _accumulate(backend, batch)
     metrics["grad_norm"] = _check_gradient(backend.gradient_norm(), batch, inputs)
@@ -156,23 +157,26 @@ def train_step(
     )
 
 
-def shape_batch(
-    grid: Grid, objective: ObjectiveSettings, base_log_probs: Callable[[Sequence[ScoredSequence]], list[Floats]]
-) -> ShapedBatch:
-    """Choose groups, solve their advantages and spread the KL over their tokens (spec algorithm 2.1, 2.2)."""
+def shape_batch(grid: Grid, objective: ObjectiveSettings, base: Callable[[Sequence[GridRollout]], list[Floats]]) -> ShapedBatch:
+    """Choose groups, solve their advantages and spread the KL over their tokens (spec algorithm 2.1, 2.2).
+
+    Args:
+        base: log-probs under the frozen base of the response tokens of whole groups; empty for an empty response.
+    """
     choice = choose_groups([[r.reward for r in group] for group in grid.groups])
     solved = [
         (group, group_advantages([r.reward for r in group], objective.advantage, beta=objective.beta))
         for group in (grid.groups[g] for g in choice.kept)
     ]
     pairs = [(r, float(a)) for group, found in solved for r, a in zip(group, found.advantages, strict=True)]
-    trained = [(rollout, advantage) for rollout, advantage in pairs if rollout.response]
-    rollouts = [rollout for rollout, _ in trained]
+    scores = base([rollout for rollout, _ in pairs])
+    trained = [(rollout, advantage, row) for (rollout, advantage), row in zip(pairs, scores, strict=True) if rollout.response]
+    rollouts = [rollout for rollout, _, _ in trained]
     masks = [r.mask for r in rollouts]
-    kl = token_kl([r.log_probs for r in rollouts], base_log_probs([scored(r) for r in rollouts]), masks)
+    kl = token_kl([r.log_probs for r in rollouts], [row for _, _, row in trained], masks)
     shaped = [
         shape(advantage, difference, rollout.mask, kl.mean, objective.kl_coefficient)
-        for (rollout, advantage), difference in zip(trained, kl.difference, strict=True)
+        for (rollout, advantage, _), difference in zip(trained, kl.difference, strict=True)
     ]
     return ShapedBatch(
         rollouts=rollouts,

@@ -7,7 +7,6 @@ adapter switched off, so there is no second copy. Knows nothing of rewards, step
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from activities.errors import CorruptBlob, InputError
 from activities.models import PROJECTIONS
+from activities.train.adam import Moments, adam_step
 from activities.train.backend import (
     Floats,
     GradientOf,
@@ -30,6 +30,7 @@ from activities.train.backend import (
     TrainerState,
     micro_batches,
 )
+from activities.train.frozen import fingerprint
 from workflows.contracts.request import LoraSettings, OptimizerSettings
 
 _ADAPTER = "default"
@@ -61,13 +62,15 @@ class TorchBackend(TrainerBackend):
     def __init__(self, folder: Path, lora: LoraSettings, options: TorchOptions | None = None) -> None:
         self._options = options or TorchOptions()
         torch.set_num_threads(self._options.threads)
+        if not self._options.bfloat16:
+            torch.set_float32_matmul_precision("highest")  # some images turn TF32 on for everybody; float32 shall mean it
         self._device = torch.device(self._options.device)
         self._model = _load_model(folder, lora, self._options)
         self._causal: Any = self._model.get_base_model()
         named = dict(self._model.named_parameters())
         # Sorted by key: the order of Adam's sums and of the stored state does not depend on the module tree.
         self._adapter = {key: named[name] for key, name in sorted((_key(n), n) for n in named if _is_lora(n))}
-        self._moments: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._moments: Moments = {}
         self._steps = 0
 
     @property
@@ -169,27 +172,8 @@ class TorchBackend(TrainerBackend):
         return float(total**0.5)
 
     def apply(self, optimizer: OptimizerSettings) -> None:
-        for parameter in self._adapter.values():
-            if parameter.grad is None:  # no signal at all: Adam's moments decay all the same
-                parameter.grad = torch.zeros_like(parameter)
-        adam = torch.optim.Adam(
-            list(self._adapter.values()),
-            lr=optimizer.learning_rate,
-            betas=(optimizer.beta1, optimizer.beta2),
-            eps=optimizer.epsilon,
-            weight_decay=0.0,
-            foreach=False,
-        )
-        for key, (exp_avg, exp_avg_sq) in self._moments.items():
-            step = torch.tensor(float(self._steps))
-            adam.state[self._adapter[key]] = {"step": step, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-        adam.step()
-        self._moments = {
-            key: (adam.state[p]["exp_avg"].detach(), adam.state[p]["exp_avg_sq"].detach()) for key, p in self._adapter.items()
-        }
+        self._moments = adam_step(self._adapter, self._moments, self._steps, optimizer)
         self._steps += 1
-        for parameter in self._adapter.values():
-            parameter.grad = None
 
     # What must hold -------------------------------------------------------------------------------------------------------
     def trainable_names(self) -> frozenset[str]:
@@ -199,21 +183,8 @@ class TorchBackend(TrainerBackend):
         return frozenset(self._adapter)
 
     def base_fingerprint(self) -> str:
-        """sha256 over all base tensors up to 256 MiB of them; beyond that over 4096 evenly spaced values of each.
-
-        torch counts in-place writes to each tensor, optimizer steps included; the counters are hashed too, so a write between
-        the samples of a large model shows as well.
-        """
-        base = [(name, t) for name, t in sorted(self._model.state_dict(keep_vars=True).items()) if not _is_lora(name)]
-        whole = sum(t.numel() * t.element_size() for _, t in base) <= _WHOLE_DIGEST_BYTES
-        h = hashlib.sha256()
-        for name, tensor in base:
-            flat = tensor.detach().reshape(-1)
-            if not whole:
-                flat = flat[:: max(1, flat.numel() // _SAMPLES_PER_TENSOR)]
-            h.update(f"{name} {tuple(tensor.shape)} {tensor._version}\n".encode())
-            h.update(flat.contiguous().cpu().view(torch.uint8).numpy().tobytes())
-        return h.hexdigest()
+        base = [(name, t) for name, t in self._model.state_dict(keep_vars=True).items() if not _is_lora(name)]
+        return fingerprint(base, _WHOLE_DIGEST_BYTES, _SAMPLES_PER_TENSOR)
 
 
 def _load_model(folder: Path, lora: LoraSettings, options: TorchOptions) -> Any:

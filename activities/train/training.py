@@ -14,11 +14,12 @@ from pathlib import Path
 from activities.blobs import Blobs
 from activities.errors import InputError, TrainConflict
 from activities.models import model_digest
-from activities.records import RunSpec, RunStore, TrainRecord, policy_name
+from activities.records import BaseScores, RunSpec, RunStore, TrainRecord, policy_name
 from activities.train.backend import TrainerBackend
+from activities.train.scoring import score_group, scores_key
 from activities.train.stepping import StepInputs, train_step
 from workflows.contracts.base import Digest, PolicyRef
-from workflows.contracts.messages import Trained, TrainRequest
+from workflows.contracts.messages import BaseScored, ScoreBaseRequest, Trained, TrainRequest
 from workflows.contracts.request import LoraSettings
 
 MakeBackend = Callable[[Path, LoraSettings], TrainerBackend]
@@ -84,6 +85,30 @@ class Trainer:
                 resident.checkpoint = record.checkpoint
             return answer
 
+    def score_base(self, request: ScoreBaseRequest, progress: Callable[[str], None] = lambda _: None) -> BaseScored:
+        """Return the group's scores under the frozen base, making them first if there are none.
+
+        Raises:
+            InputError: see `score_group` and `train`.
+        """
+        store = RunStore(self._blobs, request.run.run_id)
+        key = scores_key(store, request.step, request.group)
+        digest = store.find(key)
+        if digest is None:
+            with self._lock:
+                progress("model")
+                backend = self._model(store.spec(request.run)).backend
+                progress("base")
+                digest, _ = store.claim(key, score_group(store, request, backend))
+        scores = store.load(BaseScores, digest)
+        return BaseScored(record=digest, tokens=sum(map(len, scores.log_probs)))
+
+    def close(self) -> None:
+        """Give back the model and whatever its back-end holds outside this process."""
+        held, self._resident = self._resident, None
+        if held is not None:
+            held.backend.close()
+
     def _model(self, spec: RunSpec) -> _Resident:
         folder, lora = self._locate(spec.request.model), spec.request.lora
         digest = model_digest(folder)
@@ -94,7 +119,7 @@ class Trainer:
             )
         held = self._resident
         if held is None or (held.folder, held.model, held.lora) != (folder, digest, lora):
-            self._resident = None  # free the old model before the new one is read
+            self.close()  # free the old model before the new one is read
             held = self._resident = _Resident(folder, digest, lora, self._make_backend(folder, lora))
         return held
 
