@@ -1,167 +1,41 @@
-"""The one HTTP client for engines: SGLang's own protocol, which the embedded engine speaks too (design 4).
+"""The one HTTP client for engines: SGLang's own protocol, which the embedded engine speaks too (design 4, docs/engines.md).
 
-Two clients with the same methods, for blocking and for async callers; what they send and understand is written once, above them.
+Two clients with the same methods, for blocking and for async callers; what they send and understand is in ``engine_wire.py``.
 Knows nothing of prompts, policies or runs: adapter names and token ids in, token ids and log-probs out.
 
 Every failure is an EngineError, which is worth another attempt: an engine that restarted refuses until it has its adapters back.
+Answers are read up to a limit that no honest one reaches.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from activities.errors import EngineError, InputError
+from activities.engine_wire import (
+    BYTES_ALWAYS,
+    Generation,
+    Json,
+    Sampling,
+    answer_limit_bytes,
+    generate_payload,
+    parse_adapters,
+    parse_generations,
+)
+from activities.errors import EngineError
+
+__all__ = ["AsyncEngineClient", "EngineClient", "Generation", "Sampling"]
 
 CONNECT_SECONDS = 10.0
 CONTROL_SECONDS = 120.0
 """For loading an adapter, listing and health; generation takes its own limit."""
+HEALTH_SECONDS = 30.0
+"""SGLang's /health samples a token, takes a second at least, and gives up after 20."""
 _BODY_SHOWN = 400
 """Characters of an engine's error text that are repeated in ours."""
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to decode. The defaults leave the model's distribution alone, which the importance ratio needs."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    seed: int | None = None
-    """Fixes the draw where the engine honours it."""
-    stop_token_ids: tuple[int, ...] = ()
-    repeatable: bool = False
-    """Ask the embedded engine to decode this request alone (its own extension; real SGLang is never sent the field)."""
-
-    def wire(self) -> Json:
-        """The engine's `sampling_params`."""
-        out: Json = {
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            # The program is cut out of the text by us: no token may be hidden, and none trimmed at the end.
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-        }
-        if self.seed is not None:
-            out["sampling_seed"] = self.seed
-        if self.stop_token_ids:
-            out["stop_token_ids"] = list(self.stop_token_ids)
-        return out
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One response."""
-
-    tokens: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    """Of each response token under the sampling policy, nats; empty unless asked for."""
-    text: str
-    finish_reason: str
-    """`stop`, `length` or `abort`."""
-    prompt_log_probs: tuple[float, ...] | None
-    """Of every prompt token but the first; None unless asked for."""
-    meta: Json
-    """The engine's `meta_info`, untouched."""
-
-
-# What is sent -------------------------------------------------------------------------------------------------------------
-def generate_payload(
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
-    *,
-    adapter: str | None,
-    base: bool = False,
-    prompt_log_probs: bool = False,
-    request_ids: Sequence[str] | None = None,
-) -> Json:
-    """Body of POST /generate for one or more prompts under one adapter.
-
-    Raises:
-        InputError: no adapter is named and `base` is not set, or both; or a prompt is empty.
-    """
-    if (adapter is None) != base:
-        what = "names no adapter" if adapter is None else f"names adapter {adapter!r} and asks for the base model"
-        raise InputError(f"engine request {what}: name the policy's adapter, or set base=True alone to mean the bare model")
-    if not prompts or not all(prompts):
-        raise InputError("engine request without prompt tokens: every prompt needs at least one token id")
-    payload: Json = {
-        "input_ids": [list(prompt) for prompt in prompts],
-        "sampling_params": sampling.wire(),
-        "return_logprob": True,
-        "logprob_start_len": 0 if prompt_log_probs else -1,
-        "stream": False,
-    }
-    if adapter is not None:
-        payload["lora_path"] = [adapter] * len(prompts)
-    if sampling.repeatable:
-        payload["decode"] = "repeatable"
-    if request_ids is not None:
-        payload["rid"] = list(request_ids)
-    return payload
-
-
-# What is understood -------------------------------------------------------------------------------------------------------
-def parse_generations(body: Any, prompts: Sequence[Sequence[int]], *, prompt_log_probs: bool, where: str) -> list[Generation]:
-    """Read the answer to :func:`generate_payload`, checking that it is the answer to these prompts.
-
-    Raises:
-        EngineError: another number of results, log-probs that are missing, or that belong to other tokens.
-    """
-    items = body if isinstance(body, list) else [body]
-    if len(items) != len(prompts) or not all(isinstance(item, dict) for item in items):
-        raise EngineError(f"{where}: {len(items)} results for {len(prompts)} prompts; the engine does not speak this protocol")
-    try:
-        return [_generation(item, prompt, prompt_log_probs, where) for item, prompt in zip(items, prompts, strict=True)]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise EngineError(f"{where}: answer without the fields of /generate ({type(error).__name__}: {error})") from None
-
-
-def _generation(item: Json, prompt: Sequence[int], prompt_log_probs: bool, where: str) -> Generation:
-    meta: Json = item["meta_info"]
-    reason = meta.get("finish_reason") or {"type": "length"}
-    kind = reason["type"] if isinstance(reason, dict) else str(reason)
-    if kind == "abort":
-        detail = reason.get("message", "") if isinstance(reason, dict) else ""
-        raise EngineError(f"{where}: the engine aborted the request: {detail or 'no reason given'}; another attempt will be made")
-    output = meta.get("output_token_logprobs") or []
-    tokens = tuple(int(entry[1]) for entry in output)
-    if (sent := item.get("output_ids")) is not None and tuple(sent) != tokens:
-        raise EngineError(
-            f"{where}: {len(sent)} response tokens but log-probs of {len(tokens)} others; the engine's answer is inconsistent"
-        )
-    return Generation(
-        tokens=tokens,
-        log_probs=tuple(float(entry[0]) for entry in output),
-        text=str(item.get("text", "")),
-        finish_reason=kind,
-        prompt_log_probs=_prompt_log_probs(meta, prompt, where) if prompt_log_probs else None,
-        meta=meta,
-    )
-
-
-def _prompt_log_probs(meta: Json, prompt: Sequence[int], where: str) -> tuple[float, ...]:
-    entries = meta.get("input_token_logprobs") or []
-    if [int(entry[1]) for entry in entries] != list(prompt):
-        raise EngineError(
-            f"{where}: asked for the log-probs of {len(prompt)} prompt tokens and got {len(entries)} of others; "
-            "the engine must support logprob_start_len=0"
-        )
-    return tuple(float(entry[0]) for entry in entries[1:])  # nothing precedes the first token, so it has no log-prob
-
-
-def parse_adapters(body: Any) -> dict[str, str]:
-    """Name -> directory of the loaded adapters, from GET /v1/models: the entries that have a parent model."""
-    return {str(card["id"]): str(card.get("root") or "") for card in body.get("data", []) if card.get("parent")}
 
 
 def check(response: httpx.Response, what: str) -> Any:
@@ -171,14 +45,26 @@ def check(response: httpx.Response, what: str) -> Any:
         EngineError: any other status, or no JSON; carries the engine's own words.
     """
     if response.status_code != 200:
-        text = response.text[:_BODY_SHOWN].strip() or "no message"
-        raise EngineError(f"{what}: HTTP {response.status_code}: {text}")
+        raise EngineError(f"{what}: HTTP {response.status_code}: {_words(response) or 'no message'}")
     try:
         return response.json()
     except json.JSONDecodeError:
         raise EngineError(
             f"{what}: the answer is not JSON: {response.text[:_BODY_SHOWN]!r}; is this an engine's address?"
         ) from None
+
+
+def _words(response: httpx.Response) -> str:
+    """What an engine says of its error. SGLang has forms of its own for bad requests, aborted ones and adapters, or just text."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    found: Any = None
+    if isinstance(body, dict):
+        error = body.get("error")
+        found = body.get("error_message") or (error.get("message") if isinstance(error, dict) else error) or body.get("message")
+    return (found if isinstance(found, str) else response.text)[:_BODY_SHOWN].strip()
 
 
 def check_loaded(response: httpx.Response, what: str) -> None:
@@ -191,6 +77,25 @@ def check_loaded(response: httpx.Response, what: str) -> None:
 def unreachable(url: str, what: str, error: httpx.HTTPError) -> EngineError:
     kind = "did not answer in time" if isinstance(error, httpx.TimeoutException) else "cannot be reached"
     return EngineError(f"{what}: engine {url} {kind} ({type(error).__name__}: {error}); see the engine worker's log")
+
+
+class _Bounded:
+    """Collects an answer's body up to a limit."""
+
+    def __init__(self, response: httpx.Response, limit_bytes: int, what: str) -> None:
+        self._response, self._limit, self._what = response, limit_bytes, what
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def take(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._limit:
+            raise EngineError(f"{self._what}: the answer is larger than {self._limit} bytes; is this an engine's address?")
+        self._parts.append(part)
+
+    def whole(self) -> httpx.Response:
+        """The response as if it had been read at once; its body is decoded already."""
+        return httpx.Response(self._response.status_code, content=b"".join(self._parts), request=self._response.request)
 
 
 def _timeout(seconds: float) -> httpx.Timeout:
@@ -230,9 +135,11 @@ class EngineClient:
         payload = generate_payload(
             prompts, sampling, adapter=adapter, base=base, prompt_log_probs=prompt_log_probs, request_ids=request_ids
         )
-        what = _describe("generate", adapter)
-        body = check(self._send("POST", "/generate", what, payload, timeout_seconds), what)
-        return parse_generations(body, prompts, prompt_log_probs=prompt_log_probs, where=what)
+        what, limit = _describe("generate", adapter), answer_limit_bytes(prompts, sampling.max_new_tokens)
+        body = check(self._send("POST", "/generate", what, payload, timeout_seconds, limit), what)
+        return parse_generations(
+            body, prompts, max_new_tokens=sampling.max_new_tokens, prompt_log_probs=prompt_log_probs, where=what
+        )
 
     def load_adapter(self, name: str, directory: str) -> None:
         """Make the engine serve the PEFT directory (a path on the engine's host) under this name, beside what it serves."""
@@ -251,10 +158,10 @@ class EngineClient:
         body: Json = check(self._send("GET", "/model_info", "model info"), "model info")
         return body
 
-    def health(self) -> bool:
-        """True if the engine answers and says that it is well. Never raises."""
+    def health(self, timeout_seconds: float = HEALTH_SECONDS) -> bool:
+        """True if the engine answers in time and says that it is well. Never raises."""
         try:
-            return self._http.get("/health").status_code == 200
+            return self._http.get("/health", timeout=timeout_seconds).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -262,10 +169,20 @@ class EngineClient:
         self._http.close()
 
     def _send(
-        self, method: str, path: str, what: str, payload: Mapping[str, Any] | None = None, seconds: float = CONTROL_SECONDS
+        self,
+        method: str,
+        path: str,
+        what: str,
+        payload: Mapping[str, Any] | None = None,
+        seconds: float = CONTROL_SECONDS,
+        limit_bytes: int = BYTES_ALWAYS,
     ) -> httpx.Response:
         try:
-            return self._http.request(method, path, json=payload, timeout=_timeout(seconds))
+            with self._http.stream(method, path, json=payload, timeout=_timeout(seconds)) as response:
+                body = _Bounded(response, limit_bytes, what)
+                for part in response.iter_bytes():
+                    body.take(part)
+                return body.whole()
         except httpx.HTTPError as error:
             raise unreachable(self.url, what, error) from None
 
@@ -298,9 +215,11 @@ class AsyncEngineClient:
         payload = generate_payload(
             prompts, sampling, adapter=adapter, base=base, prompt_log_probs=prompt_log_probs, request_ids=request_ids
         )
-        what = _describe("generate", adapter)
-        body = check(await self._send("POST", "/generate", what, payload, timeout_seconds), what)
-        return parse_generations(body, prompts, prompt_log_probs=prompt_log_probs, where=what)
+        what, limit = _describe("generate", adapter), answer_limit_bytes(prompts, sampling.max_new_tokens)
+        body = check(await self._send("POST", "/generate", what, payload, timeout_seconds, limit), what)
+        return parse_generations(
+            body, prompts, max_new_tokens=sampling.max_new_tokens, prompt_log_probs=prompt_log_probs, where=what
+        )
 
     async def load_adapter(self, name: str, directory: str) -> None:
         what = f"load adapter {name}"
@@ -324,9 +243,10 @@ class AsyncEngineClient:
         except httpx.HTTPError:
             return
 
-    async def health(self) -> bool:
+    async def health(self, timeout_seconds: float = HEALTH_SECONDS) -> bool:
+        """See :meth:`EngineClient.health`."""
         try:
-            return (await self._http.get("/health")).status_code == 200
+            return (await self._http.get("/health", timeout=timeout_seconds)).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -334,9 +254,19 @@ class AsyncEngineClient:
         await self._http.aclose()
 
     async def _send(
-        self, method: str, path: str, what: str, payload: Mapping[str, Any] | None = None, seconds: float = CONTROL_SECONDS
+        self,
+        method: str,
+        path: str,
+        what: str,
+        payload: Mapping[str, Any] | None = None,
+        seconds: float = CONTROL_SECONDS,
+        limit_bytes: int = BYTES_ALWAYS,
     ) -> httpx.Response:
         try:
-            return await self._http.request(method, path, json=payload, timeout=_timeout(seconds))
+            async with self._http.stream(method, path, json=payload, timeout=_timeout(seconds)) as response:
+                body = _Bounded(response, limit_bytes, what)
+                async for part in response.aiter_bytes():
+                    body.take(part)
+                return body.whole()
         except httpx.HTTPError as error:
             raise unreachable(self.url, what, error) from None

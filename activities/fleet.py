@@ -34,6 +34,15 @@ def read_notice(blobs: Blobs, engine: str) -> EngineNotice | None:
         return None
 
 
+def is_live(notice: EngineNotice, now: float) -> bool:
+    """Whether the engine's worker has written lately.
+
+    Args:
+        now: Unix seconds.
+    """
+    return now - notice.updated < STALE_SECONDS
+
+
 def live_engines(blobs: Blobs, model_digest: str, now: float) -> list[EngineNotice]:
     """Notices of engines that serve the model and have written lately, by id.
 
@@ -41,4 +50,4 @@ def live_engines(blobs: Blobs, model_digest: str, now: float) -> list[EngineNoti
         now: Unix seconds.
     """
     notices = (read_notice(blobs, key.removeprefix(PREFIX)) for key in blobs.store.keys(PREFIX))
-    return [n for n in notices if n is not None and n.model_digest == model_digest and now - n.updated < STALE_SECONDS]
+    return [n for n in notices if n is not None and n.model_digest == model_digest and is_live(n, now)]

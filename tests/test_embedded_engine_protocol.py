@@ -126,7 +126,7 @@ def finished_job(item: Item, expected: dict[str, Any]) -> Job:
         alone=False,
         score_from=item.logprob_start,
         on_done=lambda _: None,
-        output_ids=list(expected["output_ids"]),
+        output_ids=[v[1] for v in values],
         output_log_probs=[v[0] for v in values],
         input_log_probs=[v[0] for v in expected["meta_info"].get("input_token_logprobs", [])[1:]],
         finish=None if reason["type"] == "abort" else Finish(reason.get("matched"), item.params.max_new_tokens),

@@ -123,11 +123,11 @@ async def test_thinking_that_reaches_its_limit_is_closed_and_answered(
 async def test_an_answer_that_has_begun_just_goes_on(styles: dict[str, Style], codecs: dict[str, PromptCodec]) -> None:
     style = styles["qwen3"]
     first, second = style.ids("<think>Hm</think>x ="), style.ids(" 1")
-    engine = ScriptedEngine([(first, "length"), (second, "length")])
+    engine = ScriptedEngine([(first, "length"), (second, "stop")])
     response = await respond(codecs["qwen3"], engine, len(first))
     assert response.tokens == (*first, *second)
     assert 0 not in response.mask
-    assert response.finish_reason == "length"
+    assert response.finish_reason == "stop"
     assert engine.prompt(1) == [65] * 40 + first
 
 
@@ -135,7 +135,6 @@ async def test_an_answer_that_has_begun_just_goes_on(styles: dict[str, Style], c
     ("ending", "reason", "limit"),
     [
         ("", "stop", 4),  # the engine stopped at a token of its own
-        ("", "length", 5),  # fewer than asked for
         ("<|im_end|>", "stop", 5),
         ("<|im_end|>", "length", 5),  # the stop token in the last place
     ],
@@ -165,7 +164,7 @@ async def test_the_answer_gets_what_is_left_of_the_context(styles: dict[str, Sty
     style, codec = styles["qwen3"], codecs["qwen3"]
     first = style.ids("<think>" + "a" * 600)
     forced = codec.closing(first)
-    engine = ScriptedEngine([(first, "length"), (style.ids("b"), "length")])
+    engine = ScriptedEngine([(first, "length"), (style.ids("b"), "stop")])
     await respond(codec, engine, len(first))
     assert engine.parameters(1)["max_new_tokens"] == CONTEXT - RESERVE_TOKENS - 40 - len(first) - len(forced) < 500
     # Where nothing is left, what there is stands, unforced.
@@ -184,6 +183,13 @@ async def test_more_tokens_than_asked_for_are_refused_in_either_phase(
     engine = ScriptedEngine([(many, "length")] if phase == 1 else [(thought, "length"), (many, "length")])
     with pytest.raises(EngineError, match=r"501 tokens for at most \d+ asked"):
         await respond(codecs["qwen3"], engine, len(thought))
+
+
+async def test_a_response_that_the_engine_cut_is_refused(styles: dict[str, Style], codecs: dict[str, PromptCodec]) -> None:
+    """An engine whose KV memory is short shortens what it was asked for, and says `length`: that is not the model's answer."""
+    engine = ScriptedEngine([(styles["qwen3"].ids("<think>abc"), "length")])
+    with pytest.raises(EngineError, match=r"cut the response at 4 of 5 tokens.*engine_memory_fraction"):
+        await respond(codecs["qwen3"], engine, 5)
 
 
 def test_every_coordinate_and_phase_has_its_own_seed() -> None:

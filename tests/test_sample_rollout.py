@@ -33,8 +33,9 @@ from activities.records import (
     canonical_json,
 )
 from activities.sample.activity import SampleActivities
+from activities.sample.pool import EnginePool
 from activities.sample.prompt import render_prompt
-from activities.sample.sampling import EnginePool, views
+from activities.sample.sampling import views
 from activities.sample.thinking import SPENT
 from activities.sample.tokens import RESERVE_TOKENS, codec_for
 from activities.train.fake import FakeSearch, make_model
@@ -143,6 +144,7 @@ async def room(blobs: Blobs, folder: Path, tmp_path: Path) -> AsyncIterator[Room
             model_digest=search.spec.model_digest,
             verified={policy.name: 0},
             updated=time.time(),
+            repeatable=True,
         ),
     )
     pick = ParentPick(node="p", visits=0, q=0.0, prior=1.0, bonus=0.0, score=0.0)

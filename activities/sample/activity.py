@@ -13,7 +13,8 @@ from activities.blobs import Blobs
 from activities.context import beating_async, log, translate_errors
 from activities.models import find_model
 from activities.records import RolloutRecord, RunSpec, RunStore, StepPlan
-from activities.sample.sampling import EnginePool, find_rollout, sample_rollout
+from activities.sample.pool import EnginePool
+from activities.sample.sampling import find_rollout, sample_rollout
 from activities.sample.tokens import codec_for
 from tasks.registry import TaskSource
 from workflows import names
@@ -50,7 +51,7 @@ class SampleActivities:
     ) -> tuple[str, RolloutRecord]:
         spec = await asyncio.to_thread(self._spec, store, request.run)
         plan = await asyncio.to_thread(self._plan, store, request.plan)
-        task = self._tasks.load(spec.task)
+        task = await asyncio.to_thread(self._tasks.of, spec)
         model = find_model(spec.request.model, self._model_directories)
         codec = await asyncio.to_thread(codec_for, model, spec.request.sampling.thinking)
         record = await sample_rollout(spec, task, codec, self._pool, plan, request.at, request.policy, seconds_left)

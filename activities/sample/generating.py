@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from activities.engine_http import AsyncEngineClient, Generation, Sampling
-from activities.errors import EngineError
 from activities.sample.tokens import RESERVE_TOKENS, EncodedPrompt, PromptCodec
 
 
@@ -50,10 +49,10 @@ async def generate_response(client: AsyncEngineClient, codec: PromptCodec, promp
     """Sample one response to a prompt.
 
     Raises:
-        EngineError: the engine failed, or its answer is not one to this request.
+        EngineError: the engine failed, its answer is not one to this request, or it cut the response short.
     """
     first = await _phase(client, codec, prompt.token_ids, prompt.max_new_tokens, ask.sampling, ask)
-    if not ask.two_phases or _is_finished(codec, first, prompt.max_new_tokens):
+    if not ask.two_phases or _finish_reason(codec, first) == "stop":
         return _joined(codec, first)
     forced = tuple(codec.closing(first.tokens))
     begun = [*prompt.token_ids, *first.tokens, *forced]
@@ -69,15 +68,7 @@ async def _phase(
 ) -> Generation:
     asked = replace(sampling, max_new_tokens=limit, stop_token_ids=tuple(codec.stop_token_ids))
     (generation,) = await client.generate([token_ids], asked, adapter=ask.adapter, timeout_seconds=ask.seconds_left())
-    if len(generation.tokens) > limit:
-        raise EngineError(
-            f"engine {client.url}: {len(generation.tokens)} tokens for at most {limit} asked; its answer cannot be trained on"
-        )
     return generation
-
-
-def _is_finished(codec: PromptCodec, generation: Generation, limit: int) -> bool:
-    return _finish_reason(codec, generation) == "stop" or len(generation.tokens) < limit
 
 
 def _finish_reason(codec: PromptCodec, generation: Generation) -> str:

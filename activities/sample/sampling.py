@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
-from collections import Counter
 from collections.abc import Callable
 
-from activities.blobs import Blobs
-from activities.engine_http import AsyncEngineClient, Sampling
+from activities.engine_http import Sampling
 from activities.errors import NotReady
-from activities.fleet import live_engines, read_notice
-from activities.records import EngineNotice, Node, RolloutRecord, RunSpec, RunStore, StepPlan
-from activities.sample.extract import extract_program
+from activities.records import Node, RolloutRecord, RunSpec, RunStore, StepPlan
+from activities.sample.extract import FENCES, extract_program
 from activities.sample.generating import Ask, generate_response
+from activities.sample.pool import EnginePool
 from activities.sample.prompt import ParentView, ProblemView
 from activities.sample.thinking import TAGS
 from activities.sample.tokens import PromptCodec
 from tasks.registry import Task
 from workflows.contracts.base import Coordinate, PolicyRef
-
-WAIT_SECONDS = 30.0
-"""How long one attempt waits for a verified engine before it lets Temporal count another attempt."""
 
 
 def rollout_seed(run_seed: int, at: Coordinate, phase: int = 1) -> int:
@@ -33,7 +27,7 @@ def rollout_seed(run_seed: int, at: Coordinate, phase: int = 1) -> int:
 
 def views(spec: RunSpec, task: Task, parent: Node) -> tuple[ProblemView, ParentView]:
     """What the prompt may say: limits as the judge will enforce them, scores in the task's own unit."""
-    offers = spec.request.search.offer_construction and parent.construction is not None
+    offers = spec.offers_construction and parent.construction is not None and task.language == "python"
     problem = ProblemView(
         instruction=task.instruction,
         entry=task.entry,
@@ -42,55 +36,10 @@ def views(spec: RunSpec, task: Task, parent: Node) -> tuple[ProblemView, ParentV
         wall_seconds=spec.wall_seconds,
         cores=spec.cores,
         construction_name=task.construction_name if offers else None,
+        language=task.language,
     )
     before = parent.ancestor_scores[0] if parent.ancestor_scores else None
     return problem, ParentView(code=parent.code, score=parent.score, previous_score=before, output_tail=parent.output_tail)
-
-
-class EnginePool:
-    """Chooses an engine for each rollout: verified for the policy, the least loaded by this worker's own count."""
-
-    def __init__(self, blobs: Blobs, clock: Callable[[], float]) -> None:
-        self._blobs = blobs
-        self._clock = clock
-        self._running: Counter[str] = Counter()
-        self._clients: dict[str, AsyncEngineClient] = {}
-        self._turn = itertools.count()
-
-    async def acquire(self, model_digest: str, policy: PolicyRef) -> EngineNotice:
-        """Wait for an engine whose present boot has passed the gate for this policy.
-
-        Raises:
-            NotReady: none within 30 s; says how many engines there are and what they lack.
-        """
-        deadline = self._clock() + WAIT_SECONDS
-        while True:
-            engines = await asyncio.to_thread(live_engines, self._blobs, model_digest, self._clock())
-            ready = [e for e in engines if policy.name in e.verified]
-            if ready:
-                turn = next(self._turn)
-                chosen = min(enumerate(ready), key=lambda ie: (self._running[ie[1].engine], (ie[0] + turn) % len(ready)))[1]
-                self._running[chosen.engine] += 1
-                return chosen
-            if self._clock() > deadline:
-                raise NotReady(
-                    f"no engine has proved that it serves {policy.name}: {len(engines)} engines are up for model "
-                    f"{model_digest[:12]}; see `tttd status`, and start one with `tttd worker engine` if there is none"
-                )
-            await asyncio.sleep(0.5)
-
-    def release(self, notice: EngineNotice) -> None:
-        self._running[notice.engine] -= 1
-
-    def client(self, notice: EngineNotice) -> AsyncEngineClient:
-        if notice.url not in self._clients:
-            self._clients[notice.url] = AsyncEngineClient(notice.url)
-        return self._clients[notice.url]
-
-    async def same_boot(self, notice: EngineNotice, policy: PolicyRef) -> bool:
-        """Whether the engine is still the process that passed the gate: a restart in between could have served anything."""
-        now = await asyncio.to_thread(read_notice, self._blobs, notice.engine)
-        return now is not None and now.boot_id == notice.boot_id and policy.name in now.verified
 
 
 async def sample_rollout(
@@ -127,9 +76,9 @@ async def sample_rollout(
         thinking_tokens=sampling.thinking_tokens,
     )
     ask = _ask(spec, at, policy, seconds_left)
-    notice = await pool.acquire(spec.model_digest, policy)
+    notice = await pool.acquire(spec.model_digest, policy, repeatable=ask.sampling.repeatable)
     try:
-        response = await generate_response(pool.client(notice), codec, prompt, ask)
+        response = await pool.ask(notice, generate_response(pool.client(notice), codec, prompt, ask))
     finally:
         pool.release(notice)
     if not await pool.same_boot(notice, policy):
@@ -151,7 +100,7 @@ async def sample_rollout(
         thinking_tokens=codec.count_thinking(response.tokens),
         finish_reason=response.finish_reason,
         text=text,
-        program=extract_program(text, task.language, codec.style or TAGS),
+        program=extract_program(text, FENCES[task.language], codec.style or TAGS),
     )
 
 

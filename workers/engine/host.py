@@ -1,7 +1,8 @@
 """The engine worker: keeps one engine process running, gives a restarted one its adapters back, and says what is proved.
 
 Desired state lies in the object store (`fleet/published/<engine>`), so it survives this worker too. After every boot each adapter
-is loaded and proved again by the gate before samplers may see it. Knows nothing of steps or archives.
+is loaded and proved again by the gate before samplers may see it, and so is one that a running engine has lost. Knows nothing of
+steps or archives, and nothing of how an engine is started (``launch.py``).
 """
 
 from __future__ import annotations
@@ -9,24 +10,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from activities.blobs import Blobs, MissingKey
-from activities.errors import TttdError
+from activities.engine_http import AsyncEngineClient
+from activities.errors import EngineError, TttdError
 from activities.fleet import withdraw_notice, write_notice
 from activities.models import find_model, model_digest
 from activities.records import Document, EngineNotice, canonical_json
-from workers.engine.process import EngineProcess, embedded_command, free_port, start_engine
+from workers.engine.launch import RUNS_REMEMBERED, engine_launch
+from workers.engine.orphans import end_orphans
+from workers.engine.process import EngineProcess, free_port, launch_engine
 from workers.settings import Settings
 from workflows.contracts.messages import PublishRequest
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 NOTICE_SECONDS = 3.0
-RUNS_REMEMBERED = 4
-"""Published versions given back after a restart: those of the last runs."""
+SILENT_SECONDS = 45.0
+"""More than SGLang's own /health may take; a notice that is not renewed goes stale, and samplers look for another engine."""
+LOST_SECONDS = 10.0
+"""Between two looks at what the engine lists: one that lost an adapter would refuse every rollout, or let in a stranger's."""
+STEADY_SECONDS = 60.0
+"""An engine that lived so long is started again at once; one that keeps falling over is given growing pauses."""
+LONGEST_PAUSE_SECONDS = 30.0
+LONGEST_RESTORE_PAUSE_SECONDS = 300.0
+"""A gate that refuses costs the engine thousands of tokens each time."""
 
 
 class PublishedRuns(Document):
@@ -54,6 +66,8 @@ class EngineHost:
         self._verified: dict[str, int] = {}
         self._published_key = f"fleet/published/{settings.engine_id}"
         self.adapter_directory: Path = settings.home.resolve() / "adapters" / settings.engine_id
+        self._pidfile = settings.home.resolve() / "engines" / f"{settings.engine_id}.pid"
+        self._log_file = settings.logs.resolve() / f"engine-process-{settings.engine_id}.log"
 
     @property
     def engine_id(self) -> str:
@@ -63,6 +77,11 @@ class EngineHost:
     def current(self) -> EngineProcess | None:
         """The engine process that answers now; None while one is starting."""
         return self._engine
+
+    @property
+    def verified_count(self) -> int:
+        """Adapters that were proved in this boot."""
+        return len(self._verified)
 
     # Keeping it running ---------------------------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -75,21 +94,24 @@ class EngineHost:
                     reason = await self._one_boot()
                 except (RuntimeError, OSError) as error:
                     reason = str(error)
-                log.warning("engine_down", engine=self.engine_id, reason=reason)
-                pause = 0.5 if time.monotonic() - began > 60 else min(30.0, pause * 2)
+                pause = 0.5 if time.monotonic() - began > STEADY_SECONDS else min(LONGEST_PAUSE_SECONDS, pause * 2)
+                log.warning("engine_down", engine=self.engine_id, reason=reason, again_in_seconds=pause)
                 await asyncio.sleep(pause)
         finally:
             await asyncio.to_thread(withdraw_notice, self._blobs, self.engine_id)
 
     async def _one_boot(self) -> str:
+        await asyncio.to_thread(end_orphans, self._pidfile)
         port = self._settings.engine_port or free_port(self._settings.engine_host)
-        url = f"http://{self._settings.engine_host}:{port}"
-        engine = start_engine(embedded_command(self._settings, self._model, port), url, self._settings.logs / "engine-process.log")
+        launch = engine_launch(self._settings, self._model, port)
+        began = time.monotonic()
+        engine = launch_engine(launch, self._log_file, self._pidfile)
         try:
             await engine.ready()
             self._engine, self._verified = engine, {}
-            log.info("engine_ready", engine=self.engine_id, url=url, boot=engine.boot_id)
-            background = [asyncio.create_task(self._announce()), asyncio.create_task(self._reconcile(engine))]
+            seconds = round(time.monotonic() - began, 2)
+            log.info("engine_ready", engine=self.engine_id, url=engine.url, boot=engine.boot_id, seconds=seconds)
+            background = [asyncio.create_task(self._announce()), asyncio.create_task(self._keep_adapters(engine))]
             try:
                 return await engine.ended()
             finally:
@@ -110,9 +132,9 @@ class EngineHost:
             await asyncio.sleep(NOTICE_SECONDS)
 
     def write_notice(self) -> None:
-        """Tell samplers where the engine is and what it has proved."""
+        """Tell samplers where the engine is and what it has proved; say nothing of one that has fallen silent."""
         engine = self._engine
-        if engine is None:
+        if engine is None or time.monotonic() - engine.heard > SILENT_SECONDS:
             return
         write_notice(
             self._blobs,
@@ -123,6 +145,7 @@ class EngineHost:
                 model_digest=self._model_digest,
                 verified=dict(self._verified),
                 updated=time.time(),
+                repeatable=self._settings.engine_kind == "embedded",
             ),
         )
 
@@ -152,18 +175,66 @@ class EngineHost:
         except MissingKey:
             return PublishedRuns()
 
-    async def _reconcile(self, engine: EngineProcess) -> None:
-        """Give a fresh boot the adapters that runs need, each proved first. A failed one waits for its run's next publish."""
+    async def _keep_adapters(self, engine: EngineProcess) -> None:
+        """Give a fresh boot the adapters that runs need, and a running one those that it has lost or refused."""
+        later: dict[str, _Later] = {}
+        client = AsyncEngineClient(engine.url)
+        try:
+            while True:
+                try:
+                    await self._restore_missing(engine, later)
+                except Exception:  # a store that is away for a moment must not end this for good
+                    log.exception("published_versions_unknown")
+                await asyncio.sleep(LOST_SECONDS)
+                await self._drop_lost(engine, client)
+        finally:
+            await client.close()
+
+    async def _restore_missing(self, engine: EngineProcess, later: dict[str, _Later]) -> None:
+        for request in (await asyncio.to_thread(self._published)).requests:
+            name = request.policy.name
+            if name in self._verified:
+                later.pop(name, None)
+            elif later.setdefault(name, _Later()).is_due():
+                await self._restore(engine, request)
+
+    async def _drop_lost(self, engine: EngineProcess, client: AsyncEngineClient) -> None:
+        """Stop samplers from asking for adapters that the engine does not list any more."""
+        before = set(self._verified)  # one that is published while the engine answers is not in its answer
+        try:
+            listed = await client.loaded_adapters()
+        except EngineError:
+            return  # whether it is well is somebody else's question
+        if lost := before & self._verified.keys() - listed.keys():
+            log.warning("adapters_lost", engine=self.engine_id, boot=engine.boot_id, names=sorted(lost))
+            await asyncio.to_thread(self.on_unloaded, tuple(lost))
+
+    async def _restore(self, engine: EngineProcess, request: PublishRequest) -> None:
+        """Load and prove what was published; what fails is tried again later, or by its run's next publish."""
         from activities.publish.publishing import publish
 
-        for request in (await asyncio.to_thread(self._published)).requests:
-            try:
-                await asyncio.to_thread(publish, self._blobs, self, request)
-                log.info("adapter_restored", policy=request.policy.name, boot=engine.boot_id)
-            except TttdError as error:
-                log.warning("adapter_not_restored", policy=request.policy.name, error=str(error))
-            except Exception:
-                log.exception("adapter_restore_crashed", policy=request.policy.name)
+        try:
+            await asyncio.to_thread(publish, self._blobs, self, request)
+            log.info("adapter_restored", policy=request.policy.name, boot=engine.boot_id)
+        except TttdError as error:
+            log.warning("adapter_not_restored", policy=request.policy.name, error=str(error))
+        except Exception:
+            log.exception("adapter_restore_crashed", policy=request.policy.name)
+
+
+@dataclass
+class _Later:
+    """When something that failed is worth another attempt: after pauses that double."""
+
+    _pause: float = LOST_SECONDS
+    _next: float = 0.0
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next, self._pause = now + self._pause, min(LONGEST_RESTORE_PAUSE_SECONDS, 2 * self._pause)
+        return True
 
 
 async def keep_running(host: EngineHost, stop: asyncio.Event) -> None:

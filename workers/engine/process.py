@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,15 +19,19 @@ from pathlib import Path
 import structlog
 
 from activities.engine_http import AsyncEngineClient
-from workers.settings import Settings, child_environment
+from workers.engine.launch import Launch, embedded_command
+from workers.engine.orphans import Session
+from workers.settings import child_environment
+
+__all__ = ["EngineProcess", "embedded_command", "free_port", "launch_engine", "start_engine"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-START_SECONDS = 600.0
-"""Real engines compile kernels at their first start; the embedded one needs seconds."""
-HUNG_SECONDS = 60.0
-"""Silence on /health after which a live process counts as hung."""
 POLL_SECONDS = 1.0
+_ASK_SECONDS = 25.0
+"""For one question about its health: SGLang answers after one second when it is well, and after 20 when it is not."""
+_TAIL_BYTES = 4096
+_PR_SET_PDEATHSIG = 1
 
 
 def free_port(host: str) -> int:
@@ -33,27 +40,21 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def embedded_command(settings: Settings, model: Path, port: int) -> list[str]:
-    """Command line of the embedded engine."""
-    options = ["--model-path", str(model), "--host", settings.engine_host, "--port", str(port)]
-    return [
-        sys.executable,
-        "-m",
-        "workers.engine.embedded",
-        *options,
-        "--threads",
-        str(settings.engine_threads),
-        "--die-with-parent",
-    ]
-
-
 @dataclass
 class EngineProcess:
     """A running engine. A boot id names one process: what was proved of one boot says nothing about the next."""
 
     process: subprocess.Popen[bytes]
-    url: str
+    launch: Launch
+    log_file: Path
+    session: Session
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    heard: float = field(default_factory=time.monotonic)
+    """time.monotonic() of its last good answer on /health."""
+
+    @property
+    def url(self) -> str:
+        return self.launch.url
 
     @property
     def alive(self) -> bool:
@@ -63,54 +64,103 @@ class EngineProcess:
         """Wait until the engine answers.
 
         Raises:
-            RuntimeError: it ended or stayed silent for 600 s; says where its log is.
+            RuntimeError: it ended, or stayed silent for too long; says where its log is, and how that ends.
         """
-        client = AsyncEngineClient(self.url)
+        client, limit = AsyncEngineClient(self.url), self.launch.start_seconds
         try:
-            async with asyncio.timeout(START_SECONDS):
-                while not await client.health():
+            async with asyncio.timeout(limit):
+                while not await client.health(_ASK_SECONDS):
                     if not self.alive:
-                        raise RuntimeError(f"the engine ended with code {self.process.returncode} while starting; see its log")
+                        raise RuntimeError(f"the engine ended with code {self.process.returncode} while starting; {self._told()}")
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            raise RuntimeError(f"the engine did not answer {self.url}/health within {START_SECONDS:.0f} s; see its log") from None
+            raise RuntimeError(
+                f"the engine did not answer {self.url}/health within {limit:.0f} s (engine_start_seconds); {self._told()}"
+            ) from None
         finally:
             await client.close()
 
     async def ended(self) -> str:
         """Wait until the engine is gone or hangs; returns why."""
-        client = AsyncEngineClient(self.url)
-        loop = asyncio.get_running_loop()
-        heard = loop.time()
+        client, limit = AsyncEngineClient(self.url), self.launch.hung_seconds
+        self.heard = time.monotonic()
         try:
             while self.alive:
-                if await client.health():
-                    heard = loop.time()
-                elif loop.time() - heard > HUNG_SECONDS:
-                    return f"no answer on /health for {HUNG_SECONDS:.0f} s"
-                await asyncio.sleep(POLL_SECONDS)
-            return f"ended with code {self.process.returncode}"
+                # A question that hangs must not hide the process's end, which other workers wait for.
+                question = asyncio.create_task(client.health(min(_ASK_SECONDS, limit)))
+                while not question.done() and self.alive:
+                    await asyncio.wait({question}, timeout=POLL_SECONDS)
+                if not question.done():
+                    question.cancel()
+                elif question.result():
+                    self.heard = time.monotonic()
+                elif (silent := time.monotonic() - self.heard) >= limit:
+                    return f"no good answer on /health for {silent:.0f} s (engine_hung_seconds)"
+                await asyncio.sleep(min(POLL_SECONDS, limit / 4))
+            return f"ended with code {self.process.returncode}; {self._told()}"
         finally:
             await client.close()
 
     def stop(self, patience_seconds: float = 5.0) -> None:
-        """SIGTERM, then SIGKILL."""
-        if not self.alive:
-            return
-        self.process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience_seconds)
+        """SIGTERM to the engine, then SIGKILL to all its processes: SGLang's scheduler holds the GPU, not the server we started."""
         if self.alive:
-            self.process.kill()
-            self.process.wait()
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience_seconds)
+        self.session.end()
+        self.process.wait()
+
+    def _told(self) -> str:
+        """Where the log is, and its last line."""
+        try:
+            with self.log_file.open("rb") as stream:
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = stream.read().decode(errors="replace").split("\n")
+        except OSError:
+            lines = []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"its log is {self.log_file}" + (f", the last line: {last[:300]}" if last else "")
 
 
 def start_engine(command: Sequence[str], url: str, log_file: Path) -> EngineProcess:
-    """Start an engine; its output goes to a log file of its own."""
+    """Start an engine with the environment of this process, nothing fetched."""
+    return launch_engine(Launch(list(command), url, {"HF_HUB_OFFLINE": "1"}), log_file)
+
+
+def launch_engine(launch: Launch, log_file: Path, pidfile: Path | None = None) -> EngineProcess:
+    """Start an engine; its output goes to a log file of its own.
+
+    The engine dies with the *thread* that calls this, by the kernel's own rule: call it from one that lives as long as the worker.
+
+    Args:
+        pidfile: where to note its processes for :func:`workers.engine.orphans.end_orphans`.
+    """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=child_environment(HF_HUB_OFFLINE="1")
+            launch.command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=child_environment(**launch.environment),
+            start_new_session=True,  # all its processes are found by it, and Ctrl-C reaches the worker alone, which ends them
+            preexec_fn=_die_with_parent,
         )
-    log.info("engine_started", pid=process.pid, url=url)
-    return EngineProcess(process, url)
+    session = Session.of(process.pid)
+    if pidfile is not None:
+        session.note(pidfile)
+    log.info("engine_started", pid=process.pid, url=launch.url)
+    return EngineProcess(process, launch, log_file, session)
+
+
+def _die_with_parent() -> None:
+    """Between fork and exec: have the kernel kill this process when its parent ends (Linux; elsewhere orphans.py does it later)."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _load_libc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+_libc = _load_libc()

@@ -3,6 +3,7 @@
 `laptop`      the demo: a 3.4 M-parameter proposer, 4x8 grid, two CPU cores, minutes.
 `repeatable`  the test profile: each request decoded alone, so that one seed gives one chain whatever is killed.
 `paper`       the published setting: 8x64, 50 steps, Adam 4e-5, 32k context (spec algorithm 7); needs GPUs.
+`coder`       Qwen2.5-Coder-0.5B-Instruct on the same grid: programs of some hundred tokens, no thinking; one GPU, minutes a step.
 """
 
 from __future__ import annotations
@@ -32,5 +33,13 @@ PROFILES: Final[dict[str, dict[str, Any]]] = {
         "search": {"groups": 8, "rollouts": 64, "steps": 50},
         "optimizer": {"learning_rate": 4e-5},
         "model": "Qwen/Qwen3-8B",
+    },
+    "coder": {
+        "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        "search": {"groups": 8, "rollouts": 64, "steps": 8},
+        # Its programs have 432 tokens on average; 1200 is ample (measured with a 5x5 grid as parent).
+        "sampling": {"max_new_tokens": 1200, "context_tokens": 8192},
+        "optimizer": {"learning_rate": 4e-5},
+        "judge": {"wall_seconds": 60},
     },
 }

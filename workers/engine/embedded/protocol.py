@@ -49,7 +49,7 @@ class SamplingParams(BaseModel):
     top_k: int = Field(default=-1, ge=-1)
     """-1: off."""
     max_new_tokens: int = Field(default=128, ge=0)
-    """0: only score the input."""
+    """0: only score the input; as in SGLang, `output_token_logprobs` still holds the token that would have come."""
     stop_token_ids: tuple[int, ...] = Field(default=(), strict=False)
     """Besides the model's own end tokens."""
     ignore_eos: bool = False
@@ -256,15 +256,18 @@ def answer(item: Item, rid: str, job: Job, seconds: float, decode: Callable[[Seq
     reason = finish_reason(job)
     # An aborted job may still be growing on the compute thread, which appends the id first.
     output_log_probs = list(job.output_log_probs)
-    output_ids = job.output_ids[: len(output_log_probs)]
+    drawn = job.output_ids[: len(output_log_probs)]
+    output_ids = drawn[: item.params.max_new_tokens]
     trimmed = reason["type"] == "stop" and not item.params.no_stop_trim
     meta: dict[str, Any] = {
         "id": rid,
         "finish_reason": reason,
         "prompt_tokens": len(job.prompt),
+        "weight_version": WEIGHT_VERSION,
+        "num_retractions": 0,
+        "reasoning_tokens": 0,
         "completion_tokens": len(output_ids),
         "cached_tokens": 0,
-        "weight_version": WEIGHT_VERSION,
         "e2e_latency": seconds,
     }
     if item.return_logprob:
@@ -272,7 +275,8 @@ def answer(item: Item, rid: str, job: Job, seconds: float, decode: Callable[[Seq
         meta["input_token_logprobs"] = []
         if scored:
             meta["input_token_logprobs"] = _triples([None, *job.input_log_probs], job.prompt[item.logprob_start :])
-        meta["output_token_logprobs"] = _triples(output_log_probs, output_ids)
+        meta["output_token_logprobs"] = _triples(output_log_probs, drawn)
+        meta["output_token_logprobs_length"] = len(drawn)
     text = decode(output_ids[:-1] if trimmed else output_ids, item.params.skip_special_tokens)
     return {"text": text, "output_ids": output_ids, "meta_info": meta}
 

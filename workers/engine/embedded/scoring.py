@@ -46,13 +46,11 @@ def score(model: CausalModel, jobs: Sequence[Job]) -> None:
     model.hooks.activate(jobs[0].adapter)
     hidden = model.hidden([job.prompt for job in jobs])
     _score_inputs(model, jobs, hidden)
-    sampling = [(row, job) for row, job in enumerate(jobs) if job.max_new_tokens == 1]
+    # Asked for no new token, SGLang draws one all the same and tells its log-prob.
+    sampling = [(row, job) for row, job in enumerate(jobs) if job.single_forward]
     if sampling:
         last = hidden[[row for row, _ in sampling], [len(job.prompt) - 1 for _, job in sampling]]
         sample_rows([job for _, job in sampling], model.logits(last))
-    for job in jobs:
-        if job.max_new_tokens == 0:
-            job.finish = job.length_finish()
 
 
 def sample_rows(jobs: Sequence[Job], logits_R: torch.Tensor) -> list[bool]:
