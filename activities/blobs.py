@@ -17,6 +17,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -45,6 +46,10 @@ _CONFLICT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds between attempts while another conditional write of the same key is in flight on S3."""
 
 
+_REFRESH_SECONDS = 3600.0
+"""Age beyond which S3 is asked to write an entry again: far below any grace that garbage collection gives."""
+
+
 def check_key(key: str) -> str:
     """Return a key that means the same in every store: names joined by single slashes, none of them `.` or `..`.
 
@@ -55,6 +60,17 @@ def check_key(key: str) -> str:
     if not key.isprintable() or any(name in ("", ".", "..") or name.startswith(_TEMPORARY) for name in names):
         raise InputError(f"key {key!r} leaves the store or is none: use names joined by single slashes, without '.' and '..'")
     return key
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry as a listing has it."""
+
+    key: str
+    size: int
+    """Bytes."""
+    modified: float
+    """Unix seconds of the last write, or of the last :meth:`ObjectStore.refresh`."""
 
 
 class ObjectStore(ABC):
@@ -87,8 +103,28 @@ class ObjectStore(ABC):
         """Every key that starts with the prefix, in order."""
 
     @abstractmethod
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Like :meth:`keys`, with size and age."""
+
+    @abstractmethod
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders directly below a prefix that ends with "/", in order."""
+
+    @abstractmethod
+    def refresh(self, key: str, data: bytes) -> None:
+        """Make an entry young again: somebody means to use it, and what is old and unused may be collected.
+
+        Args:
+            data: what it holds, for a store in which only writing does that.
+        """
+
+    def remove_unfinished(self, before: float) -> tuple[int, int]:
+        """Remove what writers that were killed left behind. Returns (pieces, bytes).
+
+        Args:
+            before: Unix seconds; what is younger may still be written.
+        """
+        return 0, 0
 
     @abstractmethod
     def delete(self, key: str) -> None:
@@ -147,6 +183,26 @@ class LocalStore(ObjectStore):
         base = self._path(folder) if folder else self._root
         found = (p.relative_to(self._root).as_posix() for p in base.rglob("*") if not p.name.startswith(_TEMPORARY) and p.is_file())
         yield from sorted(key for key in found if key.startswith(prefix))
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        for key in self.keys(prefix):
+            with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                found = self._path(key).stat()
+                yield Entry(key, found.st_size, found.st_mtime)
+
+    def refresh(self, key: str, data: bytes) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self._path(key))
+
+    def remove_unfinished(self, before: float) -> tuple[int, int]:
+        pieces = size = 0
+        for path in self._root.rglob(f"{_TEMPORARY}*"):
+            with contextlib.suppress(FileNotFoundError):  # its writer finished
+                found = path.stat()
+                if path.is_file() and found.st_mtime < before:
+                    path.unlink()
+                    pieces, size = pieces + 1, size + found.st_size
+        return pieces, size
 
     def folders(self, prefix: str) -> list[str]:
         base = self._path(prefix.rstrip("/"))
@@ -282,13 +338,28 @@ class S3Store(ObjectStore):
         return True
 
     def keys(self, prefix: str) -> Iterator[str]:
+        yield from (entry.key for entry in self.entries(prefix))
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
         cut = len(self._prefix) + 1 if self._prefix else 0
         for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._listed(prefix)):
             for item in page.get("Contents", []):
-                yield item["Key"][cut:]
+                yield Entry(item["Key"][cut:], item["Size"], item["LastModified"].timestamp())
+
+    def refresh(self, key: str, data: bytes) -> None:
+        from botocore.exceptions import ClientError
+
+        try:
+            written = self._client.head_object(Bucket=self._bucket, Key=self._key(key))["LastModified"].timestamp()
+            if time.time() - written > _REFRESH_SECONDS:
+                self.put(key, data)
+        except ClientError as error:
+            # Some roles may only create. What they store again is small and soon named by an entry.
+            if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") not in (403, 404):
+                raise
 
     def folders(self, prefix: str) -> list[str]:
-        start = self._key(prefix)
+        start = self._key(prefix.rstrip("/")) + "/"
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=start, Delimiter="/")
         return sorted(p["Prefix"].removeprefix(start).rstrip("/") for page in pages for p in page.get("CommonPrefixes", []))
 
@@ -335,6 +406,7 @@ class Blobs:
         digest = digest_of(data)
         with contextlib.suppress(MissingKey):
             if digest_of(self.store.get(self.key(digest))) == digest:
+                self.store.refresh(self.key(digest), data)
                 return digest
             self.store.put(self.key(digest), data)  # heal a damaged copy
             return digest

@@ -140,6 +140,14 @@ def test_keys_are_in_order_and_below_the_prefix(store: ObjectStore) -> None:
     assert list(store.keys("none/such/")) == []
 
 
+def test_folders_are_those_directly_below_the_prefix(store: ObjectStore) -> None:
+    for name in ("r/b/c", "r/a/x/y", "r/a/z", "r/file", "ra/b"):
+        store.create(name, b"x")
+    assert store.folders("r/") == ["a", "b"]
+    assert store.folders("r/a/") == ["x"]
+    assert store.folders("none/such/") == []
+
+
 @pytest.mark.parametrize(
     "key", ["", "/etc/passwd", "../escape", "a/../../escape", "a/../b", "a//b", "a/", "./a", "a/.tmp-1", "a\0b", "a\nb"]
 )

@@ -9,6 +9,9 @@ from typing import TextIO
 
 import structlog
 
+# Without the values of local variables: a client's frames hold its credentials.
+_TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+
 
 def configure_logging(level: str, *, role: str, file: Path | None = None) -> None:
     """Send structlog and the standard library's logs to one place.
@@ -27,7 +30,7 @@ def configure_logging(level: str, *, role: str, file: Path | None = None) -> Non
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.dict_tracebacks if file is not None else structlog.processors.format_exc_info,
+        _TRACEBACKS if file is not None else structlog.processors.format_exc_info,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
