@@ -7,9 +7,10 @@
     runs/<run>/steps/000003/batch | train         Batch, TrainRecord
     runs/<run>/steps/000003/commit                StepCommit: the chain (step 0 is the opening commit)
     runs/<run>/steps/000003/report                StepReport: times, hosts, metrics; beside the chain, not hashed into it
+    runs/<run>/steps/000003/retired               RetiredBlobs: what retention dropped of the step; the one entry that is rewritten
 
 Each entry holds the digest of a blob with the document's canonical JSON. An entry is created once; who comes second reads
-the winner.
+the winner. The chain of a fork begins at the step after which it left the other run: that step holds its opening commit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from activities.blobs import Blobs, MissingKey
 from workflows.contracts.base import Coordinate, Digest, Message, Outcome, PolicyRef, RunRef
@@ -27,7 +28,12 @@ from workflows.contracts.request import RunRequest
 D = TypeVar("D", bound=BaseModel)
 
 SEED = Coordinate(step=0, group=0, rollout=0)
-"""Where the verdict on a run's seed program stands."""
+"""Where the verdict on a run's seed program stands; on roots that differ, it is that of the first."""
+
+
+def seed_at(root: int) -> Coordinate:
+    """Where the verdict on one root's construction stands, in a run whose roots differ."""
+    return SEED.model_copy(update={"group": root})
 
 
 class Document(BaseModel):
@@ -70,11 +76,20 @@ class RunSpec(Document):
     memory_bytes: int
     result_bytes: int
     processes: int = 1
+    offer_construction: bool | None = None
+    """Whether programs get their parent's construction: the request's choice, else the task's. None in a spec from before tasks had
+    one; see :attr:`offers_construction`."""
     bundle: Digest | None = None
     """The task's folder as a blob, for a task that lies outside the repository; its content is in the identity by task and judge
     digest."""
     science: dict[str, Any]
     """What the identity hashes, kept readable so that a changed field can be named."""
+
+    @property
+    def offers_construction(self) -> bool:
+        """Whether programs get their parent's construction as a global."""
+        asked = self.request.search.offer_construction
+        return bool(asked if self.offer_construction is None else self.offer_construction)
 
 
 class Node(Document):
@@ -247,6 +262,17 @@ class Checkpoint(Document):
     """safetensors with Adam's moments by parameter name; None before the first step."""
 
 
+class BaseScores(Document):
+    """One group's log-probs under the frozen base, made as soon as it was sampled: the reference of the KL term."""
+
+    step: int
+    group: int
+    rollouts: tuple[Digest, ...]
+    """By rollout number."""
+    log_probs: tuple[tuple[float, ...], ...]
+    """One per response token (T) of each rollout."""
+
+
 class TrainRecord(Document):
     """The result of one optimizer step: create-once, a pure function of `base` and `batch`."""
 
@@ -334,6 +360,13 @@ class CommitRow(Document):
     construction: Digest | None
 
 
+class ForkOrigin(Document):
+    """The commit of another run that a fork goes on from; by digest alone, so that equal forks have one chain."""
+
+    step: int
+    commit: Digest
+
+
 class StepCommit(Document):
     """One link of the hash chain: its digest is the commit's name (design 2)."""
 
@@ -345,6 +378,25 @@ class StepCommit(Document):
     policy: PolicyRef
     previous_policy: PolicyRef | None
     initial_policy: PolicyRef
+    origin: ForkOrigin | None = None
+    """Of a fork's opening commit, which has no previous one. Not written where there is none: digests are older than forks."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent_origin(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = write(self)
+        if fields.get("origin") is None:
+            fields.pop("origin", None)
+        return fields
+
+
+class RetiredBlobs(Document):
+    """Blobs of one step that were dropped on purpose: absent, and neither lost nor damaged."""
+
+    step: int
+    reason: str
+    """`retention`, or `light bundle` for what an imported run never had here."""
+    blobs: tuple[Digest, ...]
+    """In order of their digests."""
 
 
 class StepReport(Document):
@@ -419,3 +471,7 @@ class RunStore:
 
     def commit_digest(self, step: int) -> str | None:
         return self.find(self.step_key(step, "commit"))
+
+    def retired(self, step: int) -> RetiredBlobs | None:
+        """What was dropped of a step on purpose; None if it is whole."""
+        return self.read(RetiredBlobs, self.step_key(step, "retired"))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
-from activities.blobs import Blobs
+from activities.blobs import Blobs, digest_of
 from activities.errors import InputError
 from activities.open.resolve import check_identity, resolve
 from activities.records import RunSpec
@@ -22,7 +22,8 @@ from activities.sample.prompt import template_digest_source
 from console.inquiry import NO_SERVER, Snapshot, look
 from console.output import USAGE, Failure
 from console.stored import StoredRun, find_run
-from tasks.registry import TaskSource
+from tasks.bundles import pack
+from tasks.registry import TaskError, TaskSource
 from workers.settings import Settings
 from workflows import names
 from workflows.contracts.request import RunRequest, parse_request
@@ -36,6 +37,8 @@ class Asked:
     """What the user wrote, and what the workflow gets."""
     request: RunRequest
     spec: RunSpec
+    bundle: bytes | None = field(default=None, repr=False)
+    """The task's folder, for a task that is not built in; stored before the run starts, so that workers elsewhere have it too."""
 
     @property
     def run_id(self) -> str:
@@ -44,7 +47,7 @@ class Asked:
     def named(self, run_id: str) -> Asked:
         """The same request under another run id; a `name` in the request follows, since both must agree."""
         raw = self.raw | ({"name": run_id} if "name" in self.raw else {})
-        return Asked(raw, self.request, self.spec.model_copy(update={"run_id": run_id}))
+        return Asked(raw, self.request, self.spec.model_copy(update={"run_id": run_id}), self.bundle)
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,24 @@ def build_raw(task: str, profile: str, settings: Sequence[str], name: str | None
     raw: dict[str, Any] = {"task": task, "profile": profile}
     if name is not None:
         raw["name"] = name
+    return with_settings(raw, settings)
+
+
+def with_settings(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """The user's JSON with `--set` options put into it, in place.
+
+    Raises:
+        Failure: a setting is not KEY=VALUE, or contradicts another; usage.
+    """
     for setting in settings:
         key, equals, text = setting.partition("=")
         path = key.split(".")
         if not equals or not all(path):
             raise Failure(f"--set {setting!r}: write KEY=VALUE, for example --set search.steps=4", USAGE)
-        if key in ("task", "profile", "name"):
+        if key in ("task", "profile", "name", "bundle"):
             raise Failure(f"--set {setting!r}: {key} has an argument or option of its own, see `tttd run --help`", USAGE)
+        if path[0] == "fork":
+            raise Failure(f"--set {setting!r}: `tttd fork RUN --at-step K` makes forks", USAGE)
         place = raw
         for part in path[:-1]:
             place = place.setdefault(part, {})
@@ -101,10 +115,15 @@ def ask(raw: dict[str, Any], settings: Settings) -> Asked:
     tasks = TaskSource(settings.task_dirs)
     try:
         request = parse_request(raw)
+        task = tasks.load(request.task)
+        bundle = None if task.is_built_in else pack(task.folder)
         spec = resolve(request, request.name, tasks, settings.model_directories, template_digest_source())
-    except (ValueError, InputError) as error:
+    except (ValueError, InputError, TaskError) as error:
         raise Failure(str(error), USAGE) from None
-    return Asked(raw, request, spec)
+    if bundle is None:
+        return Asked(raw, request, spec)
+    named = {"bundle": digest_of(bundle)}
+    return Asked(raw | named, request.model_copy(update=named), spec.model_copy(update=named), bundle)
 
 
 def stored_run(blobs: Blobs, asked: Asked) -> StoredRun | None:
@@ -167,6 +186,8 @@ async def launch(client: Client, blobs: Blobs, asked: Asked) -> Launched:
         return Launched("attached", step)
     if is_finished(run, asked.request.search.steps):
         return Launched("finished", step)
+    if asked.bundle is not None:
+        blobs.put(asked.bundle)
     if not await start(client, asked.run_id, asked.raw, task=asked.spec.task, steps=asked.request.search.steps):
         return Launched("attached", step)
     return Launched("resumed" if run is not None and run.step is not None else "started", step)
@@ -220,7 +241,7 @@ def continuation(spec: RunSpec, steps: int) -> dict[str, Any]:
 def _beyond(value: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, item in value.items():
-        if isinstance(item, dict):
+        if isinstance(item, dict) and isinstance(base[key], dict):
             if inner := _beyond(item, base[key]):
                 out[key] = inner
         elif item != base[key]:

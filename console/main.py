@@ -8,7 +8,27 @@ from typing import NoReturn
 import typer
 
 import workers  # noqa: F401  its import checks that the five packages are ours
-from console.cli import best, control, demo, doctor, judge, metrics, run, services, status, watch
+from console.cli import (
+    baseline,
+    best,
+    control,
+    demo,
+    doctor,
+    export,
+    fork,
+    judge,
+    metrics,
+    plan,
+    polish,
+    run,
+    sandbox,
+    services,
+    status,
+    storage,
+    task,
+    verify,
+    watch,
+)
 
 app = typer.Typer(
     name="tttd",
@@ -19,7 +39,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, run, status, watch, best, metrics, control, judge, services, doctor):
+for module in (
+    demo,
+    run,
+    status,
+    watch,
+    best,
+    metrics,
+    control,
+    fork,
+    judge,
+    verify,
+    baseline,
+    polish,
+    task,
+    plan,
+    storage,
+    export,
+    services,
+    sandbox,
+    doctor,
+):
     module.register(app)
 
 

@@ -17,7 +17,7 @@ from console.inquiry import NO_CONTROL, NO_SERVER, NO_SUCH_RUN, Snapshot, look, 
 from console.status import RunReport, ServiceReport, ServicesReport, State, StatusList, StatusReport
 from console.waits import find_waits
 from workers import services
-from workers.connect import connect_options
+from workers.connect import connect_options, connect_tasks
 from workers.settings import Settings
 from workflows import names
 from workflows.contracts.messages import RunResult
@@ -73,6 +73,8 @@ async def one_run(where: Surroundings, run_id: str) -> StatusReport | None:
         run = _from_store(where, run_id, problem=where.problem)
     if run is None:
         return None
+    if (kept := stored.find_run(where.blobs, run_id)) is not None and (fork := stored.lineage_of(kept.spec)) is not None:
+        run = run.model_copy(update={"fork_of": f"{fork.run}@{fork.step}"})
     fields = {name: getattr(run, name) for name in RunReport.model_fields}
     return StatusReport(at=_now(), services=services_report(where), **fields)
 
@@ -172,7 +174,7 @@ def _from_store(where: Surroundings, run_id: str, problem: str | None = None) ->
     run = stored.find_run(where.blobs, run_id)
     if run is None:
         return None
-    task = stored.task_of(run.spec, where.settings.task_dirs)
+    task = stored.task_of(run.spec, connect_tasks(where.settings, where.blobs))
     steps = run.spec.request.search.steps if run.spec else None
     recent = stored.summaries(where.blobs, run_id, range(max(1, (run.step or 0) - RECENT_STEPS + 1), (run.step or 0) + 1))
     return RunReport(

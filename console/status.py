@@ -127,6 +127,8 @@ class RunReport(Report):
     """Why the run is blocked or has failed, and what to do."""
     problem: str | None = None
     """Why this report is not complete."""
+    fork_of: str | None = None
+    """RUN@STEP of the run that this one is a fork of, and the last step that both have in common."""
     web: str | None = None
     grid: GridReport | None = None
     waits: tuple[Wait, ...] = ()

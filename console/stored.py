@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict
 
 from activities.blobs import Blobs
 from activities.commit.expand import best_node, child_id
-from activities.errors import InputError
-from activities.records import SEED, ArchiveState, Node, RunSpec, RunStore, StepCommit, StepReport, Verdict, canonical_json
+from activities.errors import CorruptBlob, InputError
+from activities.records import SEED, ArchiveState, Node, RunSpec, RunStore, StepCommit, StepReport, Verdict, canonical_json, seed_at
 from console.lines import exact_digits
-from tasks.registry import Task, TaskError, load_task
+from tasks.registry import Task, TaskError, TaskSource
 from workflows.contracts.base import RunId
 from workflows.contracts.messages import StepSummary
 
@@ -33,6 +33,18 @@ class StoredRun:
     commit: str | None
     """Digest of that commit."""
     head: StepCommit | None
+
+
+class Lineage(BaseModel):
+    """Where a fork left another run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    run: RunId
+    step: int
+    """The last step that both have in common."""
+    commit: str
+    """Digest of that step's commit in the other run."""
 
 
 class BestAnswer(BaseModel):
@@ -62,6 +74,8 @@ class BestAnswer(BaseModel):
     policy_version: int
     policy: str
     program: str
+    fork_of: Lineage | None = None
+    """The run that this one is a fork of."""
 
 
 def run_ids(blobs: Blobs) -> list[str]:
@@ -80,6 +94,30 @@ def find_run(blobs: Blobs, run_id: str) -> StoredRun | None:
     return StoredRun(run_id, spec, step, digest, None if digest is None else store.load(StepCommit, digest))
 
 
+def lineage_of(spec: RunSpec | None) -> Lineage | None:
+    """Where a run left another one; None for a run that is no fork."""
+    fork = None if spec is None else spec.request.fork
+    return None if fork is None or fork.commit is None else Lineage(run=fork.run, step=fork.step, commit=fork.commit)
+
+
+def lineage_text(fork: Lineage) -> str:
+    """For people."""
+    return f"fork of {fork.run} at step {fork.step} (commit {fork.commit[:12]})"
+
+
+def commit_at(store: RunStore, head: StepCommit, step: int) -> StepCommit | None:
+    """The commit that a step's grid was put into; of a fork's earlier steps that of the run it left, found by digest alone."""
+    digest = store.commit_digest(step)
+    at: StepCommit | None = head if digest is None else store.load(StepCommit, digest)
+    while at is not None and at.step >= step:
+        if at.step == step and at.origin is None:
+            return at
+        # A fork's opening commit stands at the step that it shares with the other run, and has no rows of its own.
+        below = at.origin.commit if at.origin is not None else at.previous
+        at = None if below is None else store.load(StepCommit, below)
+    return None
+
+
 def summary_of(blobs: Blobs, run_id: str, step: int) -> StepSummary | None:
     """A committed step in numbers; None if its report was lost in a crash, which the chain does not need."""
     store = RunStore(blobs, run_id)
@@ -93,15 +131,15 @@ def summaries(blobs: Blobs, run_id: str, steps: Iterable[int]) -> tuple[StepSumm
     return tuple(summary for summary in found if summary is not None)
 
 
-def task_of(spec: RunSpec | None, directories: tuple[Path, ...]) -> Task | None:
-    """The run's task, where this machine has it: the store holds only its digest."""
+def task_of(spec: RunSpec | None, tasks: TaskSource) -> Task | None:
+    """The run's task: built in, or as the run brought it along; None if this machine has none of that name."""
     try:
-        return None if spec is None else load_task(spec.task, directories)
-    except TaskError:
+        return None if spec is None else tasks.of(spec)
+    except (TaskError, CorruptBlob):
         return None
 
 
-def best_answer(blobs: Blobs, run_id: str, directories: tuple[Path, ...] = ()) -> BestAnswer:
+def best_answer(blobs: Blobs, run_id: str, tasks: TaskSource) -> BestAnswer:
     """The best certified answer up to the run's last commit.
 
     Raises:
@@ -118,8 +156,8 @@ def best_answer(blobs: Blobs, run_id: str, directories: tuple[Path, ...] = ()) -
             f"run {run_id} has no certified answer yet: none of its programs up to step {run.step} was valid, "
             "and it began without one"
         )
-    task = task_of(run.spec, directories)
-    exact = _exact(RunStore(blobs, run_id), node)
+    task = task_of(run.spec, tasks)
+    exact = _exact(RunStore(blobs, run_id), run.head, node)
     return BestAnswer(
         run_id=run_id,
         task=run.spec.task if run.spec else "",
@@ -136,16 +174,18 @@ def best_answer(blobs: Blobs, run_id: str, directories: tuple[Path, ...] = ()) -
         policy_version=run.head.policy.version,
         policy=run.head.policy.name,
         program=node.code,
+        fork_of=lineage_of(run.spec),
     )
 
 
-def _exact(store: RunStore, node: Node) -> str | None:
-    """From the commit that put the node into the archive; a seed's from its verdict."""
+def _exact(store: RunStore, head: StepCommit, node: Node) -> str | None:
+    """From the commit that put the node into the archive; a root's from its verdict, or from the one that all roots share."""
     if node.step == 0:
-        verdict = store.read(Verdict, store.rollout_key(SEED, "verdict"))
+        own = seed_at(int(node.id.removeprefix("seed-")))
+        verdict = store.read(Verdict, store.rollout_key(own, "verdict")) or store.read(Verdict, store.rollout_key(SEED, "verdict"))
         return None if verdict is None else verdict.exact
-    digest = store.commit_digest(node.step)
-    rows = () if digest is None else store.load(StepCommit, digest).rows
+    commit = commit_at(store, head, node.step)
+    rows = () if commit is None else commit.rows
     return next((row.exact for row in rows if child_id(node.step, row.group, row.rollout) == node.id), None)
 
 

@@ -31,6 +31,7 @@ _ROLES: Final = {
     names.SAMPLE: ("sample", names.SAMPLE_QUEUE),
     names.JUDGE: ("judge", names.JUDGE_QUEUE),
     names.JUDGE_SEED: ("judge", names.JUDGE_QUEUE),
+    names.SCORE_BASE: ("train", names.TRAIN_QUEUE),
     names.TRAIN: ("train", names.TRAIN_QUEUE),
     names.PUBLISH: ("engine", "tttd-engine-*"),
 }

@@ -22,6 +22,7 @@ from activities.models import PROJECTIONS
 from activities.open.activity import OpenActivities
 from activities.records import ArchiveState, RolloutRecord, RunStore, StepPlan, Verdict
 from activities.select.activity import SelectActivities
+from tasks.bundles import BundleCache
 from tasks.registry import TaskSource
 from workflows.contracts.base import Coordinate, Head, Outcome, PolicyRef, RunRef
 from workflows.contracts.messages import (
@@ -105,7 +106,7 @@ class Chain:
 
     @property
     def _tasks(self) -> TaskSource:
-        return TaskSource([self.tasks_directory])
+        return TaskSource([self.tasks_directory], BundleCache(self.tasks_directory.parent / "bundles", self.blobs.get))
 
     # The rooms ------------------------------------------------------------------------------------------------------------
     def _open_activities(self) -> OpenActivities:

@@ -24,8 +24,8 @@ from workers import services
 from workers.settings import Settings
 
 COMMANDS = (
-    *("demo", "run", "status", "watch", "best", "pause", "resume", "stop", "retry", "extend", "judge"),
-    *("up", "down", "worker", "doctor"),
+    *("demo", "run", "status", "watch", "best", "pause", "resume", "stop", "retry", "extend"),
+    *("judge", "verify", "baseline", "polish", "up", "down", "worker", "doctor"),
 )
 
 
@@ -105,8 +105,8 @@ def test_set_refuses_what_it_cannot_mean(wrong: str) -> None:
     ("arguments", "says"),
     [
         (["run", TASK, *ARGUMENTS, "--set", "search.stepz=3"], "search.stepz: unknown field; allowed here: capacity"),
-        (["run", TASK, *ARGUMENTS, "--profile", "huge"], "'huge' is not one of laptop, paper, repeatable"),
-        (["run", "no_such_task", *ARGUMENTS], "no task 'no_such_task'; there are: circle_packing_26"),
+        (["run", TASK, *ARGUMENTS, "--profile", "huge"], "'huge' is not one of coder, laptop, paper, repeatable"),
+        (["run", "no_such_task", *ARGUMENTS], "no task 'no_such_task'; there are: ac1, ac2, circle_packing_26"),
         (["run", TASK, *ARGUMENTS, "--set", "model=nowhere"], "model 'nowhere' is neither a Hugging Face folder"),
         (
             ["run", TASK, *ARGUMENTS, "--set", "sampling.temperature=0.5", "--set", 'train="on"'],

@@ -26,6 +26,7 @@ from temporalio.worker import Worker
 from console.inquiry import look
 from console.status import RunReport, StatusList, StatusReport
 from console.stored import best_answer
+from tasks.registry import TaskSource
 from tests.console_world import ARGUMENTS, ENGINE, TASK, World
 from workers.connect import use_quiet_runtime, workflow_runner
 from workers.search_attributes import ensure_search_attributes
@@ -162,7 +163,7 @@ async def test_a_run_from_start_to_end_and_the_same_command_again(console: Conso
         assert "started run whole: 2 steps" in ended.err
         assert step_lines(ended.err) == ["step 1/2", "step 2/2"]
         assert "valid 4/6 · new 4 ·" in ended.err
-        answer = best_answer(console.world.blobs, "whole")
+        answer = best_answer(console.world.blobs, "whole", TaskSource())
         assert f"{answer.score:.17g}" in ended.out
         assert answer.commit in ended.out
         assert (console.world.home / "runs" / "whole" / "best.py").read_text(encoding="utf-8") == answer.program
@@ -185,7 +186,7 @@ async def test_a_run_from_start_to_end_and_the_same_command_again(console: Conso
 async def test_more_steps_go_on_from_the_last_commit(console: Console) -> None:
     async with console.workers(*ALL):
         assert (await console.tttd(*run_arguments("longer", 1))).code == 0
-        before = best_answer(console.world.blobs, "longer").commit
+        before = best_answer(console.world.blobs, "longer", TaskSource()).commit
         ended = await console.tttd(*run_arguments("longer", 2))
         assert ended.code == 0, ended.err
         assert "resuming run longer at step 1, to step 2" in ended.err

@@ -15,6 +15,7 @@ from console.launch import ask, continuation, fresh_names, is_finished, stored_r
 from console.main import app
 from console.status import StatusReport
 from console.stored import best_answer, find_run, run_ids, write_best
+from tasks.registry import TaskSource
 from tests.console_world import SETTINGS, TASK, World
 from workflows.contracts.request import parse_request
 
@@ -43,7 +44,7 @@ def tttd(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CliRu
 
 
 def test_best_answer_comes_from_the_chain(world: World) -> None:
-    answer = best_answer(world.blobs, "small")
+    answer = best_answer(world.blobs, "small", TaskSource())
     store = RunStore(world.blobs, "small")
     head = store.load(StepCommit, answer.commit)
     assert (answer.step, answer.found_step, head.step) == (2, 2, 2)
@@ -63,7 +64,7 @@ def test_best_answer_comes_from_the_chain(world: World) -> None:
 
 def test_the_seed_is_the_best_answer_before_the_first_step(world: World) -> None:
     world.open_run("opened")
-    answer = best_answer(world.blobs, "opened")
+    answer = best_answer(world.blobs, "opened", TaskSource())
     assert (answer.found_step, answer.step) == (0, 0)
     assert answer.exact is not None
     assert float(Fraction(answer.exact)) == pytest.approx(25 * 0.09 + 0.02)
@@ -72,9 +73,9 @@ def test_the_seed_is_the_best_answer_before_the_first_step(world: World) -> None
 
 def test_no_answer_and_no_run_are_told_apart(world: World) -> None:
     with pytest.raises(InputError, match="run empty has no certified answer yet: none of its programs up to step 0 was valid"):
-        best_answer(world.blobs, "empty")
+        best_answer(world.blobs, "empty", TaskSource())
     with pytest.raises(InputError, match=r"no run 'smal' in file:.*; runs there: .*small"):
-        best_answer(world.blobs, "smal")
+        best_answer(world.blobs, "smal", TaskSource())
 
 
 def test_runs_of_the_store_are_listed(world: World) -> None:
@@ -83,7 +84,7 @@ def test_runs_of_the_store_are_listed(world: World) -> None:
 
 
 def test_best_is_written_with_its_certificate(world: World, tmp_path: Path) -> None:
-    answer = best_answer(world.blobs, "small")
+    answer = best_answer(world.blobs, "small", TaskSource())
     program = write_best(answer, tmp_path)
     assert program == tmp_path / "runs" / "small" / "best.py"
     assert program.read_text(encoding="utf-8") == answer.program
@@ -95,8 +96,8 @@ def test_best_is_written_with_its_certificate(world: World, tmp_path: Path) -> N
 def test_cli_best_prints_the_program_alone_on_stdout(tttd: CliRunner, world: World, tmp_path: Path) -> None:
     shown = tttd.invoke(app, ["best", "small"])
     assert shown.exit_code == 0
-    assert shown.stdout == best_answer(world.blobs, "small").program
-    assert f"{best_answer(world.blobs, 'small').score:.17g}" in shown.stderr
+    assert shown.stdout == best_answer(world.blobs, "small", TaskSource()).program
+    assert f"{best_answer(world.blobs, 'small', TaskSource()).score:.17g}" in shown.stderr
     target = tmp_path / "out.py"
     written = tttd.invoke(app, ["best", "small", "-o", str(target)])
     assert target.read_text(encoding="utf-8") == shown.stdout
@@ -135,7 +136,7 @@ def test_cli_run_of_a_finished_run_prints_its_result_without_services(tttd: CliR
     shown = tttd.invoke(app, arguments)
     assert shown.exit_code == 0, shown.stderr
     assert "has all 2 steps" in shown.stderr
-    answer = best_answer(world.blobs, "small")
+    answer = best_answer(world.blobs, "small", TaskSource())
     assert answer.commit in shown.stdout
     assert (world.home / "runs" / "small" / "best.py").read_text(encoding="utf-8") == answer.program
     result = json.loads(tttd.invoke(app, [*arguments, "--json"]).stdout)

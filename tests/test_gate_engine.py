@@ -110,7 +110,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[World]:
     root = tmp_path_factory.mktemp("engine")
     blobs, model = Blobs(LocalStore(root / "store")), make_model(root / "model", "llama")
-    train = TrainActivities(blobs, lambda _: model, threads=1).train
+    train = TrainActivities(blobs, lambda _: model).train
     histories = []
     for seed, steps in ((0, 3), (1, 1)):
         search = FakeSearch.open(blobs, model, run_id=f"run{seed}", optimizer={"learning_rate": request.param})

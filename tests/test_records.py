@@ -99,7 +99,7 @@ def test_documents_are_frozen_and_strict_about_fields() -> None:
 def test_commit_holds_no_times_hosts_or_attempts() -> None:
     names = set(StepCommit.model_fields)
     assert names == {
-        "step", "previous", "identity", "rows", "archive", "policy", "previous_policy", "initial_policy"
+        "step", "previous", "identity", "rows", "archive", "policy", "previous_policy", "initial_policy", "origin"
     }  # fmt: skip
 
 

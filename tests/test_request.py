@@ -60,7 +60,7 @@ def test_user_fields_stand_over_the_profile_one_by_one() -> None:
 
 @pytest.mark.parametrize("profile", ["nothing", "", None, [], {}, 1, True])
 def test_unknown_profile_names_those_that_exist(profile: object) -> None:
-    assert complaint(TASK | {"profile": profile}) == f"profile: {profile!r} is not one of laptop, paper, repeatable"
+    assert complaint(TASK | {"profile": profile}) == f"profile: {profile!r} is not one of coder, laptop, paper, repeatable"
 
 
 BAD: list[tuple[str, object, str]] = [
@@ -72,6 +72,8 @@ BAD: list[tuple[str, object, str]] = [
     ("task", "a\n", "match pattern"),
     ("task", "a" * 101, "at most 100"),
     ("task", 3, "valid string"),
+    ("bundle", "../task.tar", "match pattern"),
+    ("fork", 3, "must be a JSON object"),
     ("name", "a b", "match pattern"),
     ("name", "-a", "match pattern"),
     ("name", "a" * 121, "match pattern"),

@@ -230,12 +230,12 @@ def test_bad_json_fields_end_the_run_as_failed_within_seconds(system: System) ->
 
     system.wait_for("the failure", failed, seconds=20)
     shown = system.temporal("workflow", "show", "--workflow-id", "run/bad", "--output", "json")
-    assert "stepz: unknown field; allowed here: decode" in shown.stdout
+    assert "stepz: unknown field; allowed here: bundle, decode" in shown.stdout
 
 
 def test_unknown_names_end_the_run_too(system: System) -> None:
     for name, raw, says in [
-        ("bad-task", {"task": "no_such_task"}, "no task 'no_such_task'; there are: circle_packing_26"),
+        ("bad-task", {"task": "no_such_task"}, "no task 'no_such_task'; there are: ac1, ac2, circle_packing_26"),
         ("bad-model", {"task": "circle_packing_26", "model": "nowhere/at-all"}, "model 'nowhere/at-all' is neither"),
         ("bad-start", {"task": "circle_packing_26", "search": {"start": "ring"}}, "has no start 'ring'"),
     ]:

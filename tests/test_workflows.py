@@ -110,6 +110,12 @@ class Script:
             script.enter(names.ASSEMBLE_BATCH)
             return m.Assembled(batch=digest(10), rollouts=6, valid=6, mean_reward=1.5, best_score=1.5)
 
+        @activity.defn(name=names.SCORE_BASE)
+        async def score_base(request: m.ScoreBaseRequest) -> m.BaseScored:
+            script.enter(names.SCORE_BASE)
+            assert len(request.rollouts) == 3
+            return m.BaseScored(record=digest(12), tokens=15)
+
         @activity.defn(name=names.TRAIN)
         async def train(request: m.TrainRequest) -> m.Trained:
             script.enter(names.TRAIN)
@@ -124,7 +130,7 @@ class Script:
             )
             return m.Committed(head=head, summary=summary(request.step, request.policy.version))
 
-        return [prepare, judge_seed, open_run, list_engines, publish, select, sample, judge, assemble, train, commit]
+        return [prepare, judge_seed, open_run, list_engines, publish, select, sample, judge, assemble, score_base, train, commit]
 
 
 def summary(step: int, version: int) -> m.StepSummary:
@@ -208,6 +214,7 @@ async def test_a_run_does_each_thing_once_and_in_order(client: Client, script: S
         names.PUBLISH: 4,  # version 0 at the opening, then one a step
         names.SELECT_PARENTS: 3,
         names.SAMPLE: 18,
+        names.SCORE_BASE: 6,
         names.JUDGE: 18,
         names.ASSEMBLE_BATCH: 3,
         names.TRAIN: 3,
@@ -219,9 +226,22 @@ async def test_a_run_does_each_thing_once_and_in_order(client: Client, script: S
     assert set(script.committed[0].seconds) == {"select", "sample+judge", "barrier", "train", "publish"}
 
 
+async def test_a_group_is_scored_under_the_base_while_judges_still_work(client: Client, script: Script) -> None:
+    """No judge answers before every group has been scored, and yet the run ends."""
+    scored, judges_wait = 2, True
+
+    def judge() -> None:
+        if judges_wait and script.calls[names.SCORE_BASE] < scored:
+            raise ApplicationError("waits for the scoring of every group", type="NotReady")
+
+    script.on[names.JUDGE] = judge
+    await (await start(client, {**REQUEST, "search": {**REQUEST["search"], "steps": 1}})).result()
+    assert script.calls[names.SCORE_BASE] == scored
+
+
 async def test_without_training_nothing_is_trained_or_published_again(client: Client, script: Script) -> None:
     await (await start(client, {**REQUEST, "train": "off"})).result()
-    assert script.calls[names.TRAIN] == 0
+    assert script.calls[names.TRAIN] == script.calls[names.SCORE_BASE] == 0
     assert [p.policy.version for p in script.published] == [0]
     assert {c.policy.version for c in script.committed} == {0}
 
@@ -233,11 +253,11 @@ async def test_without_training_nothing_is_trained_or_published_again(client: Cl
         (None, "must be a JSON object"),
         ([1, 2], "must be a JSON object"),
         ("circle_packing_26", "must be a JSON object"),
-        ({"task": "toy", "serch": {}}, "serch: unknown field; allowed here: decode, judge"),
+        ({"task": "toy", "serch": {}}, "serch: unknown field; allowed here: bundle, decode, fork, judge"),
         ({"task": "toy", "search": {"groups": 0}}, "search.groups: Input should be greater than or equal to 1, got 0"),
         ({"task": "toy", "search": {"grups": 4}}, "search.grups: unknown field; allowed here: capacity"),
-        ({"task": "toy", "profile": "huge"}, "profile: 'huge' is not one of laptop"),
-        ({"task": "toy", "profile": ["laptop"]}, "profile: ['laptop'] is not one of laptop"),
+        ({"task": "toy", "profile": "huge"}, "profile: 'huge' is not one of coder"),
+        ({"task": "toy", "profile": ["laptop"]}, "profile: ['laptop'] is not one of coder"),
         ({"task": ["toy"]}, "task: Input should be a valid string, got ['toy']"),
         ({"task": "toy", "search": 7}, "search: must be a JSON object with any of capacity"),
         ({"task": "toy", "search": None}, "search: must be a JSON object"),

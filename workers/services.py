@@ -2,7 +2,7 @@
 
     supervisor (holds the lock)
       ├─ temporal server start-dev
-      └─ tttd worker control | sample | judge | train | engine
+      └─ tttd worker control | sample | judge | train | engine (as many engines as the settings say)
 
 Whatever dies is started again. Everything dies with the supervisor, so no orphan keeps a port, a database or a GPU; nothing is lost
 by that, because Temporal's database and the object store are on disk.
@@ -19,14 +19,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from workers import temporal_server
+from workers.engine.launch import engine_variables
 from workers.logs import configure_logging
 from workers.settings import Settings, child_environment, load_settings
 
@@ -43,6 +44,8 @@ class Service:
 
     name: str
     command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Beside the supervisor's own."""
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     next_start: float = 0.0
@@ -158,14 +161,43 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+def worker_services(settings: Settings, roles: Sequence[str]) -> list[Service]:
+    """A worker for each role; for the role `engine`, one for each engine of this host.
+
+    Raises:
+        RuntimeError: engines and GPUs do not match in number.
+    """
+    found = []
+    for role in roles:
+        command = [sys.executable, "-m", "console.main", "worker", role]
+        if role != "engine":
+            found.append(Service(role, command))
+            continue
+        try:
+            variables = engine_variables(settings)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
+        found += [Service("engine" if i == 0 else f"engine-{i + 1}", command, env) for i, env in enumerate(variables)]
+    return [replace(s, environment={**s.environment, **probe_ports(settings, i)}) for i, s in enumerate(found)]
+
+
+def probe_ports(settings: Settings, index: int) -> dict[str, str]:
+    """Ports of the host's worker number `index`: ten above those of the one before, so that none meets another."""
+    ports = {
+        "TTTD_HEALTH_PORT": settings.health_port,
+        "TTTD_METRICS_PORT": settings.metrics_port,
+        "TTTD_TEMPORAL_METRICS_PORT": settings.temporal_metrics_port,
+    }
+    return {name: str(port + 10 * index) for name, port in ports.items() if port}
+
+
 class Supervisor:
     """Keeps services running until it is told to stop."""
 
     def __init__(self, settings: Settings, roles: Sequence[str]) -> None:
         self._settings = settings
         self._server = Service("temporal", temporal_server.server_command(settings))
-        worker = [sys.executable, "-m", "console.main", "worker"]
-        self._services = [self._server, *(Service(role, [*worker, role]) for role in roles)]
+        self._services = [self._server, *worker_services(settings, roles)]
         self._stopping = False
 
     def run(self) -> None:
@@ -213,7 +245,9 @@ class Supervisor:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 preexec_fn=die_with_parent,
-                env=child_environment(TTTD_LOG_FILE=str(self._settings.logs.resolve() / f"{service.name}.log")),
+                env=child_environment(
+                    **service.environment, TTTD_LOG_FILE=str(self._settings.logs.resolve() / f"{service.name}.log")
+                ),
             )
         service.starts += 1
         log.info("service_started", service=service.name, pid=service.process.pid, starts=service.starts)

@@ -7,8 +7,8 @@ Temporal's (TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, TEMPORAL_TLS
 
 from __future__ import annotations
 
+import hashlib
 import os
-import re
 import socket
 import sys
 from pathlib import Path
@@ -18,12 +18,14 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 import tasks
+from tasks.environments import DEFAULT_DIRECTORY
 
 BUILT_IN_PROPOSERS = Path(tasks.__file__).parent / "proposers"
 
 
 def _host_id() -> str:
-    return re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname()).strip("-") or "host"
+    """Another one for each host, and not its name: rollouts and reports hold it, and bundles of them are handed on."""
+    return f"host-{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]}"
 
 
 class Settings(BaseSettings):
@@ -51,16 +53,60 @@ class Settings(BaseSettings):
     """Of the embedded Temporal server (`tttd up`)."""
     temporal_ui_port: int = Field(default=8233, ge=1, le=65535)
     engine_id: str = Field(default_factory=_host_id, pattern=r"^[A-Za-z0-9-]{1,63}$")
-    """Names this engine's task queue; unique among engines."""
-    engine_kind: Literal["embedded"] = "embedded"
+    """Names this engine's task queue; unique among engines. The second engine of a host is ENGINE_ID-2, and so on."""
+    engine_kind: Literal["embedded", "sglang"] = "embedded"
+    """`embedded`: our small server on transformers. `sglang`: the real one, in an environment of its own (docs/engines.md)."""
     engine_model: str = "packing"
-    """The model that this host's engine serves: a name below model_dirs, or a path."""
+    """The model that this host's engines serve: a name below model_dirs, or a path."""
+    engines: int = Field(default=1, ge=1, le=64)
+    """Engines that `tttd up` starts on this host, each with a worker, an id and a port of its own."""
+    engine_gpus: tuple[str, ...] = ()
+    """GPUs of each engine as CUDA_VISIBLE_DEVICES has them, for example ["0", "1"]; "0,1" is one engine over two GPUs (tensor
+    parallel). Empty: engines see what their worker sees."""
     engine_port: int = Field(default=0, ge=0, le=65535)
-    """0: any free port."""
+    """0: any free port. Otherwise the first engine's; further ones count up."""
     engine_host: str = "127.0.0.1"
     """Address that samplers reach this engine at, and that it binds."""
     engine_threads: int = Field(default=1, ge=1)
+    """Of the embedded engine."""
+    engine_python: Path = Path(sys.executable)
+    """Interpreter that has SGLang: it brings a torch of its own, so it has an environment of its own."""
+    engine_environment: dict[str, str] = Field(default_factory=dict)
+    """Variables set for the engine process alone, for example {"PYTHONPATH" = "/opt/sglang"}."""
+    engine_args: tuple[str, ...] = ()
+    """Appended to the engine's command line, after our own flags: the last one counts."""
+    engine_memory_fraction: float = Field(default=0.85, gt=0.05, lt=1)
+    """Share of a GPU that SGLang takes for weights, adapters and KV cache. Lower it where a trainer shares it (`tttd plan`)."""
+    engine_context_tokens: int | None = Field(default=None, ge=64)
+    """SGLang's context length; None: the model's own."""
+    engine_concurrency: int | None = Field(default=None, ge=1)
+    """Requests that SGLang runs at once; None: as its memory allows."""
+    engine_lora_rank: int = Field(default=32, ge=1, le=512)
+    """Largest rank that adapters may have; a run's lora.rank must not exceed it."""
+    engine_lora_slots: int = Field(default=4, ge=2, le=64)
+    """Adapters in one batch on the GPU, the base counted as one: the gate asks for three versions and the base."""
+    engine_start_seconds: float = Field(default=900.0, gt=0)
+    """How long an engine may take to answer; SGLang compiles kernels at its first start."""
+    engine_hung_seconds: float = Field(default=120.0, gt=0)
+    """Silence on /health after which a live engine is killed and started again."""
+    trainer_kind: Literal["torch", "megatron"] = "torch"
+    """`torch`: transformers + PEFT in one process. `megatron`: megatron-core in rank processes under the train worker."""
+    train_device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    """`cpu`, `cuda` or `cuda:N`. Megatron's ranks take the GPUs from N on, one each."""
+    train_tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """Megatron: ranks that share one copy of the model; divides its key/value heads."""
+    train_data_parallel: int = Field(default=1, ge=1, le=64)
+    """Megatron: copies of the model. Tensor parallel times data parallel processes are started."""
+    train_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
+    """Tokens that go through the model at once; None: 2048 on a CPU, 16384 on a GPU. Longer sequences go alone."""
+    train_recompute: Literal["auto", "none", "selective", "full"] = "auto"
+    """Megatron: activations that the backward pass computes again; `auto`: as few as memory allows."""
+    train_attention: Literal["auto", "flash_attn", "transformer_engine", "torch_varlen", "sdpa"] = "auto"
+    """Megatron: attention kernel; `auto`: the first of these that runs here."""
+    train_stall_seconds: float = Field(default=600.0, gt=0)
+    """Megatron: silence after which ranks count as hung, are killed, and the step is tried again."""
     train_threads: int = Field(default=1, ge=1)
+    """CPU threads of the trainer, of each rank with Megatron; equal bits are promised for equal numbers only."""
     judge_slots: int | None = Field(default=None, ge=1)
     """Programs judged at once on this host; by default cores − 1, at least 1."""
     judge_uid_base: int = Field(default=60_000, ge=1)
@@ -73,11 +119,21 @@ class Settings(BaseSettings):
     """Of the sandbox service that the backend `remote` uses (`tttd sandbox serve` on another host)."""
     judge_remote_token_file: Path | None = None
     """File with the secret that the sandbox service asks for."""
-    environments: Path = Path(sys.prefix) / "share" / "tttd" / "environments"
+    environments: Path = DEFAULT_DIRECTORY
     """Where `tttd task build` makes the Python environments of judged programs."""
     frontiercs_url: str | None = None
     """Of a FrontierCS judge, for tasks that are judged there."""
     sample_concurrency: int = Field(default=512, ge=1)
+    drain_seconds: float = Field(default=10.0, ge=0)
+    """After SIGTERM a worker takes no new work and gives what runs this long to end; what is cut off is retried elsewhere."""
+    probe_host: str = "127.0.0.1"
+    """Address that /healthz, /readyz and /metrics listen on; containers need 0.0.0.0."""
+    health_port: int = Field(default=0, ge=0, le=65535)
+    """Of /healthz and /readyz; 0: off. Under `tttd up` the first worker has this port, and each further one ten more."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Of /metrics, for Prometheus; 0: off. May be the health port. Counted up under `tttd up`, like the next."""
+    temporal_metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Of the Temporal SDK's own metrics (pollers, slots, latencies); 0: off."""
     log_file: Path | None = None
     """Where this process writes its JSON log; standard error by default."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -98,6 +154,11 @@ class Settings(BaseSettings):
     @property
     def store_url(self) -> str:
         return self.store or str(self.home.resolve() / "store")
+
+    @property
+    def judge_services(self) -> dict[str, str | None]:
+        """Addresses of judges that are services, by the names that judges have for them."""
+        return {"frontiercs": self.frontiercs_url}
 
     @property
     def model_directories(self) -> tuple[Path, ...]:

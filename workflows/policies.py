@@ -12,6 +12,7 @@ from workflows.contracts.request import Timeouts
 NEVER_RETRIED: Final = (
     "InputError",
     "IdentityChanged",
+    "Retired",
     "ConflictError",
     "ArchiveFork",
     "TrainConflict",

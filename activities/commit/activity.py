@@ -23,6 +23,6 @@ class CommitActivities:
     def commit_step(self, request: CommitRequest) -> Committed:
         store = RunStore(self._blobs, request.run.run_id)
         spec = store.spec(request.run)
-        committed = commit_step(store, spec, request, self._tasks.load(spec.task).sign)
+        committed = commit_step(store, spec, request, self._tasks.of(spec).sign)
         log.info("step_committed", step=request.step, commit=committed.head.commit, best=committed.head.best)
         return committed

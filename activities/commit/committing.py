@@ -8,7 +8,7 @@ from activities.commit.expand import best_node, expand
 from activities.commit.grid import Grid, Sample, load_grid
 from activities.commit.measuring import improved, measure_step, new_answers
 from activities.errors import ArchiveFork
-from activities.records import CommitRow, PublishReport, RunSpec, RunStore, StepCommit, StepReport, TrainRecord
+from activities.records import ArchiveState, CommitRow, PublishReport, RunSpec, RunStore, StepCommit, StepReport, TrainRecord
 from workflows.contracts.base import Head, Outcome
 from workflows.contracts.messages import CommitRequest, Committed, StepSummary
 
@@ -22,19 +22,8 @@ def commit_step(store: RunStore, spec: RunSpec, request: CommitRequest, sign: in
     grid = load_grid(store, request)
     train = store.load(TrainRecord, request.train_record) if request.train_record else None
     publish = tuple(store.load(PublishReport, digest) for digest in request.publish_reports)
-    submissions = [(sample.parent, sample.child) for sample in grid.samples]
-    settings = spec.request.search
-    archive = expand(grid.archive, submissions, children_per_parent=settings.children_per_parent, capacity=settings.capacity)
-    commit = StepCommit(
-        step=request.step,
-        previous=request.head.commit,
-        identity=spec.identity,
-        rows=tuple(_commit_row(sample) for sample in grid.samples),
-        archive=store.put(archive),
-        policy=request.policy,
-        previous_policy=request.head.policy if request.policy != request.head.policy else request.head.previous_policy,
-        initial_policy=request.head.initial_policy,
-    )
+    archive = expanded(grid, spec)
+    commit = build_commit(spec, request, grid, store.put(archive))
     digest = _link(store, commit, request)
     best = best_node(archive)
     head = Head(
@@ -60,6 +49,32 @@ def commit_step(store: RunStore, spec: RunSpec, request: CommitRequest, sign: in
     )
     winner, _ = store.claim(store.step_key(request.step, "report"), report)
     return Committed(head=head, summary=store.load(StepReport, winner).summary)
+
+
+def expanded(grid: Grid, spec: RunSpec) -> ArchiveState:
+    """The archive after a step."""
+    submissions = [(sample.parent, sample.child) for sample in grid.samples]
+    settings = spec.request.search
+    return expand(grid.archive, submissions, children_per_parent=settings.children_per_parent, capacity=settings.capacity)
+
+
+def build_commit(spec: RunSpec, request: CommitRequest, grid: Grid, archive: str) -> StepCommit:
+    """A step's link of the chain, from what is stored alone.
+
+    Args:
+        archive: digest of the archive after the step.
+    """
+    head = request.head
+    return StepCommit(
+        step=request.step,
+        previous=head.commit,
+        identity=spec.identity,
+        rows=tuple(_commit_row(sample) for sample in grid.samples),
+        archive=archive,
+        policy=request.policy,
+        previous_policy=head.policy if request.policy != head.policy else head.previous_policy,
+        initial_policy=head.initial_policy,
+    )
 
 
 def _commit_row(sample: Sample) -> CommitRow:

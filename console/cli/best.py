@@ -25,7 +25,7 @@ def best(
     from console.stored import best_answer
 
     session = open_session()
-    answer = best_answer(session.blobs, run, session.settings.task_dirs)
+    answer = best_answer(session.blobs, run, session.tasks)
     if output is not None:
         output.write_text(answer.program, encoding="utf-8")
     if as_json:
@@ -36,16 +36,22 @@ def best(
         emit(f"{certificate}\nprogram       {output}")
         return OK
     say(certificate)
+    if not answer.program:
+        say(f"no program made it: the search began from this construction; `tttd verify {run} --out FILE` writes it down")
+        return OK
     emit(answer.program.rstrip("\n"))
     return OK
 
 
 def certificate_lines(answer: BestAnswer) -> list[str]:
     """What is certified, and where it stands."""
+    from console.stored import lineage_text
+
     known = "" if answer.best_known is None else f" (best known {answer.best_known:.17g})"
     fraction = answer.exact_digits or "not in the store"
     return [
         f"run           {answer.run_id} ({answer.task})",
+        *([f"lineage       {lineage_text(answer.fork_of)}"] if answer.fork_of else []),
         f"{answer.score_name:<13} {answer.score:.17g}{known}",
         f"exact         {fraction}",
         f"found         in step {answer.found_step} of {answer.step} ({answer.node})",

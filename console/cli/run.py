@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from console.cli.session import TaskDirOption
 from console.output import OK, RUN_FAILED, Failure, command, emit, emit_json, say
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def run(
     settings: SetOption = None,
     name: NameOption = None,
     new: NewOption = False,
+    task_dirs: TaskDirOption = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the run is started.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved request, its identity and run id; start nothing.")
@@ -47,7 +49,7 @@ def run(
     from console.cli.session import open_session
     from console.launch import ask, build_raw
 
-    session = open_session()
+    session = open_session(task_dirs or ())
     asked = ask(build_raw(task, profile, settings or [], name), session.settings)
     if dry_run:
         return _dry_run(session, asked, new)
@@ -60,6 +62,8 @@ def _dry_run(session: Session, asked: Asked, new: bool) -> int:
 
     if new:
         asked = run_async(with_free_name(asked, session.blobs, None))
+    if asked.bundle is not None:  # what is printed below as the input must work where it is pasted
+        session.blobs.put(asked.bundle)
     emit_json(
         {
             "run_id": asked.run_id,
@@ -83,7 +87,7 @@ class Wish:
 
 def run_to_end(session: Session, asked: Asked, wish: Wish, present: Present) -> int:
     """Launch, follow, and present the result. Returns the command's exit code."""
-    from console.cli.session import ensure_services, run_async
+    from console.cli.session import check_environment, ensure_services, run_async
     from console.launch import is_finished, stored_run
     from workers.services import read_state
 
@@ -91,6 +95,7 @@ def run_to_end(session: Session, asked: Asked, wish: Wish, present: Present) -> 
     finished = is_finished(stored_run(session.blobs, asked), asked.request.search.steps)
     if finished and not wish.new and not read_state(session.settings):
         return _already_finished(session, asked, wish, present)
+    check_environment(session, asked)
     ensure_services(session.settings, asked.request.model)
     joined: dict[str, Any] = {}
     try:
@@ -204,7 +209,7 @@ def print_result(session: Session, run_id: str, state: str, as_json: bool) -> in
             f"run {run_id} ended, but the store {session.blobs.store.url} has no commit of it; is TTTD_STORE the workers'?"
         )
     try:
-        answer = best_answer(session.blobs, run_id, session.settings.task_dirs)
+        answer = best_answer(session.blobs, run_id, session.tasks)
     except InputError as error:
         say(str(error))
         if as_json:
@@ -220,7 +225,7 @@ def print_result(session: Session, run_id: str, state: str, as_json: bool) -> in
     if answer.exact_digits:
         emit(f"  exact value  {answer.exact_digits}")
     emit(f"  chain  {answer.commit}")
-    emit(f"  program  {program}")
+    emit(f"  program  {program}" if answer.program else "  program  none: the search began from this answer")
     return OK
 
 

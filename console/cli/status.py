@@ -96,6 +96,8 @@ def run_lines(run: RunReport) -> list[str]:
     from console.waits import wait_text
 
     lines = [f"run       {run.run_id} ({run.task or 'task not known yet'})", f"state     {_state(run)}", f"step      {_step(run)}"]
+    if run.fork_of:
+        lines.append("lineage   fork of {} at step {}".format(*run.fork_of.rsplit("@", 1)))
     known = "" if run.best_known is None else f" (best known {run.best_known:.10f})"
     lines.append(f"best      {'none yet' if run.best_score is None else f'{run.best_score:.17g}'}{known}, {run.score_name}")
     if run.policy_version is not None:

@@ -106,6 +106,22 @@ class TrainRequest(Message):
     policy: PolicyRef
 
 
+class ScoreBaseRequest(Message):
+    """The rollouts of one group, to be scored under the frozen base while judges still work on them."""
+
+    run: RunRef
+    step: int
+    group: int
+    rollouts: tuple[Digest, ...]
+    """By rollout number."""
+
+
+class BaseScored(Message):
+    record: Digest
+    tokens: int
+    """Response tokens scored."""
+
+
 class Trained(Message):
     record: Digest
     policy: PolicyRef
@@ -194,6 +210,8 @@ class GroupInput(Message):
     plan: Digest
     policy: PolicyRef
     higher_is_better: bool = True
+    score_base: bool = False
+    """Score the group under the frozen base as soon as it is sampled. False in histories from before it existed."""
     timeouts: Timeouts
 
 

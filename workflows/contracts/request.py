@@ -8,11 +8,11 @@ the run's identity; operational time-outs and the number of steps are not. Addre
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from workflows.contracts.base import Message, RunId
+from workflows.contracts.base import Digest, Message, RunId
 from workflows.contracts.profiles import PROFILES
 
 JUDGE_OVERHEAD_SECONDS = 30.0
@@ -51,8 +51,9 @@ class SearchSettings(_Section):
     """Nodes kept in the archive; seeds are kept beyond it."""
     start: str = Field(default="default", pattern=r"^[A-Za-z0-9_-]+$")
     """Which of the task's seed states opens the archive; `default` takes the task's own choice."""
-    offer_construction: bool = False
-    """Give the parent's construction to the child program as a global (the papers' non-strict mode)."""
+    offer_construction: bool | None = None
+    """Give the parent's construction to the child program as a global. None: as the task says (`offer_construction` in its
+    task.toml), which is what the published searches of that problem did."""
 
 
 class SamplingSettings(_Section):
@@ -144,6 +145,21 @@ class Timeouts(_Section):
     """How long `publish` may wait in an engine's queue before the engines are listed anew."""
 
 
+class ForkSettings(_Section):
+    """Where a fork begins: after a committed step of another run, with its archive, its adapter and its optimizer state.
+
+    The fork counts on from there: its first step is `step` + 1, and `search.steps` counts the steps up to `step` too.
+    The commit's digest enters the identity; the other run's name does not.
+    """
+
+    run: RunId
+    """The run to fork."""
+    step: int = Field(ge=0, le=100_000)
+    """Its last step that the fork has in common with it; 0 is its opening."""
+    commit: Digest | None = None
+    """Digest of that step's commit. None: filled in when the fork is opened. Given, it must be what the store has."""
+
+
 class RunRequest(Message):
     """One run of one task. ``{"task": "circle_packing_26"}`` is a complete request."""
 
@@ -151,6 +167,9 @@ class RunRequest(Message):
     """A folder of `tasks/`, or of a directory named in the deployment's settings."""
     profile: str = "laptop"
     """The preset that fills every field left out: see ``profiles.py``."""
+    bundle: Digest | None = None
+    """The task's folder as a blob of the store, so that the workers' hosts need not have it; `tttd run --task-dir` and the control
+    worker fill it in. Not part of the identity, which covers what is in it."""
     name: RunId | None = None
     """Run id; by default TASK-IDENTITY8, so that the same request resumes the same run."""
     seed: int = Field(default=0, ge=0, lt=2**31, strict=True)
@@ -166,6 +185,8 @@ class RunRequest(Message):
     optimizer: OptimizerSettings = OptimizerSettings()
     lora: LoraSettings = LoraSettings()
     judge: JudgeSettings = JudgeSettings()
+    fork: ForkSettings | None = None
+    """Begin after a step of another run instead of at the task's start."""
     timeouts: Timeouts = Timeouts()
 
     @model_validator(mode="after")
@@ -255,4 +276,5 @@ def _fields_at(path: tuple[int | str, ...]) -> list[str]:
     model: Any = RunRequest
     for part in path:
         model = model.model_fields[str(part)].annotation
+        model = next((choice for choice in get_args(model) if choice is not type(None)), model)  # of an optional section
     return list(model.model_fields)
