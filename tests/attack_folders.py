@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 PARTS = ("programs", "legit", "cpp")
-"""Of a parent folder; its outputs.json is judged by tests/test_judge_outputs.py."""
+"""Of a parent folder; its outputs.json is the matter of ``tests/attack_outputs.py``."""
 
 SEVERAL = 16
 """Processes of legitimate programs, where the backend has them."""

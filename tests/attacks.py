@@ -2,9 +2,10 @@
 
     python -m tests.attacks DIR [--backend bwrap] [--processes 16] [--as-user] [--only NAME ...] [--json FILE]
 
-DIR holds programs (with a manifest.json if they are hostile), or folders `programs`, `legit` and `cpp` that do. Exit code 1:
-something was not as expected. The programs run in the sandbox as ever; around it stands an outer wall of their own pid, mount,
-network and ipc namespaces, so that a sandbox that fails harms nothing (``tests/data/attacks/README.md``). That takes root.
+DIR holds programs (with a manifest.json if they are hostile), or folders `programs`, `legit` and `cpp` that do, and `outputs.json` with
+answers and the verdict that each must get. Exit code 1: something was not as expected. The programs run in the sandbox as
+ever; around it stands an outer wall of their own pid, mount, network and ipc namespaces, so that a sandbox that fails harms nothing
+(``tests/data/attacks/README.md``). That takes root.
 ``--as-user`` judges as an ordinary user, so that judge and program share one uid: the worst case.
 """
 
@@ -31,6 +32,7 @@ from typing import Any
 from activities.judge.sandbox import Limits, Outcome, Program, Sandbox, SandboxSettings, SandboxUnavailable, Status, open_sandbox
 from tests.attack_canaries import CANARIES, SECRET, Canaries, litter, strangers
 from tests.attack_folders import SEVERAL, Entry, entries_of, parts_of
+from tests.attack_outputs import Answer, answers_of, decide
 from tests.legit_environment import legit_python, ordinary_python, packages
 
 FIRST_UID = 62_000
@@ -161,7 +163,22 @@ async def run_all(arguments: argparse.Namespace, sandbox: Sandbox, owner: int) -
             cases.append(await serve(sandbox, entry, arguments.environment))
         else:
             cases.append(await attack(sandbox, canaries, entry, limits))
+    for answer in answers_of(arguments.folder, arguments.only):
+        cases.append(await judged(sandbox, canaries, answer, arguments.environment))
     return cases
+
+
+async def judged(sandbox: Sandbox, canaries: Canaries, answer: Answer, python: Path | None) -> Case:
+    """One answer of outputs.json."""
+    before, began = litter(_uids()), time.monotonic()
+    outcome, said, wrong = await decide(sandbox, answer, python)
+    verdict, _, reason = said.partition(" ")
+    seconds = round(time.monotonic() - began, 3)
+    case = Case("outputs", f"{answer.task}: {answer.name}", verdict, f"{outcome.status}; {reason}", seconds)
+    case.escapes = [*canaries.harm(), *(f"left {path}" for path in sorted(litter(_uids()) - before))]
+    case.escapes += [f"left process {pid}" for pid in sorted(strangers())]
+    case.unexpected = wrong
+    return case
 
 
 def selected(folder: Path, only: list[str]) -> list[Entry]:
@@ -272,7 +289,8 @@ def main() -> int:
     if not wall_is_possible():
         sys.exit("hostile programs run behind namespaces only, which take root and the command `unshare`")
     passed = sys.argv[1:]
-    if arguments.environment is None and any(entry.kind == "legit" for entry in selected(arguments.folder, arguments.only)):
+    needs_packages = any(entry.kind == "legit" for entry in selected(arguments.folder, arguments.only))
+    if arguments.environment is None and (needs_packages or answers_of(arguments.folder, arguments.only)):
         passed += ["--environment", str(legit_python())]
     answer = behind_wall(passed, arguments.as_user)
     if arguments.json:
