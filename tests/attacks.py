@@ -2,7 +2,7 @@
 
     python -m tests.attacks DIR [--backend bwrap] [--processes 16] [--as-user] [--only NAME ...] [--json FILE]
 
-DIR holds programs (with a manifest.json if they are hostile), or folders `programs`, `legit` and `cpp` of them and an outputs.json of
+DIR holds programs (with a manifest.json if they are hostile), or folders `programs`, `legit`, `cpp` of them and an outputs.json of
 answers and the verdict that each must get. Exit code 1: something was not as expected. The programs run in the sandbox as
 ever; around it stands an outer wall of their own pid, mount, network and ipc namespaces, so that a sandbox that fails harms nothing
 (``tests/data/attacks/README.md``). That takes root.
