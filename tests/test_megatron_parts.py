@@ -244,7 +244,7 @@ def test_packed_attention_sees_its_own_sequence_only() -> None:
     class Packed:
         segments = Segments.of([4, 5], torch.device("cpu"))
 
-    attention = PackedAttention(kernel)
+    attention = PackedAttention(kernel, torch.float32)
     found = attention(q, k, v, None, packed_seq_params=Packed)
     keys, values = (t[:, 0].repeat_interleave(2, dim=1) for t in (k, v))
     for start, end in ((0, 4), (4, 9)):
@@ -252,6 +252,20 @@ def test_packed_attention_sees_its_own_sequence_only() -> None:
         scores = scores.masked_fill(torch.ones(end - start, end - start).triu(1).bool(), float("-inf"))
         expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values[start:end])
         torch.testing.assert_close(found[start:end, 0], expected.reshape(end - start, -1))
+
+
+def test_a_kernel_is_given_no_queries_of_a_precision_that_it_was_not_tried_with() -> None:
+    def kernel(q: torch.Tensor, *_: Any) -> torch.Tensor:
+        assert q.dtype == torch.bfloat16
+        return torch.zeros_like(q)
+
+    class Packed:
+        segments = Segments.of([5], torch.device("cpu"))
+
+    attention = PackedAttention(kernel, torch.bfloat16)
+    q = torch.ones(5, 1, 2, 8)
+    assert not attention(q.bfloat16(), q.bfloat16(), q.bfloat16(), packed_seq_params=Packed).any()
+    torch.testing.assert_close(attention(q, q, q, packed_seq_params=Packed), torch.ones(5, 1, 16))
 
 
 @pytest.mark.parametrize("name", ["flash_attn", "transformer_engine", "torch_varlen"])

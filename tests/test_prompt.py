@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from activities.errors import InputError
+from activities.sample import tokens
 from activities.sample.extract import extract_program
 from activities.sample.prompt import (
     OUTPUT_TAIL_CHARACTERS,
@@ -268,3 +272,30 @@ def test_every_end_of_turn_token_stops(tmp_path: Path) -> None:
     codec = codec_with_template(tmp_path, MESSAGES, eos_token_id=[5, 3])
     assert {3, 5} <= set(codec.stop_token_ids)
     assert codec.stop_token_ids == sorted(set(codec.stop_token_ids))
+
+
+def test_codecs_are_loaded_one_at_a_time_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' own first import fails if two threads make it at once."""
+    loaded: list[Path] = []
+    free, ready = threading.Lock(), threading.Barrier(6)
+
+    def load(folder: Path, _: str) -> Path:
+        assert free.acquire(blocking=False), "two threads load at once"
+        time.sleep(0.02)  # long enough for the others to come here
+        loaded.append(folder)
+        free.release()
+        return folder
+
+    def ask(index: int) -> object:
+        ready.wait()
+        return tokens.codec_for(Path(f"model-{index % 2}"))
+
+    tokens._load.cache_clear()
+    monkeypatch.setattr(tokens, "PromptCodec", load)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(ask, range(6)))
+    finally:
+        tokens._load.cache_clear()
+    assert found == [Path(f"model-{i % 2}") for i in range(6)]
+    assert sorted(loaded) == [Path("model-0"), Path("model-1")]

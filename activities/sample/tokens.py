@@ -6,6 +6,7 @@ transformers is used for the tokenizer alone: the chat template must be the one 
 from __future__ import annotations
 
 import json
+import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -223,7 +224,17 @@ def _json(file: Path) -> dict[str, Any]:
     return found
 
 
-@lru_cache(maxsize=4)
+_loading = threading.Lock()
+
+
 def codec_for(folder: Path, thinking: Thinking = "auto") -> PromptCodec:
-    """One codec per model, thinking mode and process: loading a tokenizer takes a second."""
+    """One codec per model, thinking mode and process: loading a tokenizer takes a second. May be called in several threads."""
+    # transformers fills its module in at the first import, which fails in a second thread ("cannot import name"); and activities
+    # that start together shall wait for one tokenizer, not each load their own.
+    with _loading:
+        return _load(folder, thinking)
+
+
+@lru_cache(maxsize=4)
+def _load(folder: Path, thinking: Thinking) -> PromptCodec:
     return PromptCodec(folder, thinking)

@@ -2,6 +2,7 @@
 
     advantages.py objective.py    the mathematics, numpy float64, shared by every back-end (spec algorithm 2)
     backend.py torch_backend.py   log-probs and gradients of a model: the interface, and transformers + PEFT
+    precision.py                  float32 passes through a model whose weights are bfloat16
     grid.py checkpoints.py evidence.py    stored documents in, stored documents out
     stepping.py training.py       one step as a pure function; once per step, whoever comes first
     activity.py                   the only file that knows Temporal

@@ -73,8 +73,14 @@ class TrainerBackend(ABC):
         """Copies of adapter and moments as they are now."""
 
     @abstractmethod
-    def log_probs(self, sequences: Sequence[ScoredSequence], *, adapter: bool) -> list[Floats]:
-        """Log-probs in nats of every scored token, at temperature 1; with `adapter=False` those of the frozen base."""
+    def log_probs(self, sequences: Sequence[ScoredSequence], *, adapter: bool, in_float32: bool = False) -> list[Floats]:
+        """Log-probs in nats of every scored token, at temperature 1.
+
+        Args:
+            adapter: False: those of the frozen base.
+            in_float32: float32 arithmetic from the same weights, whatever precision the back-end trains in. It takes several
+                times as long; a back-end that trains in float32 answers the same bits either way.
+        """
 
     @abstractmethod
     def accumulate(self, sequences: Sequence[ScoredSequence], gradient_of: GradientOf) -> list[Floats]:

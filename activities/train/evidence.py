@@ -63,18 +63,21 @@ class Evidence:
 def collect(backend: TrainerBackend, before: TrainerState, after: TrainerState, sequences: Sequence[ScoredSequence]) -> Evidence:
     """Score sequences before and after the step and with the adapter off, as many as the size of the step asks for.
 
-    The back-end holds `after` at the end, as it did at the start. All three passes over a stage are cut into the same
-    micro-batches: in low precision another shape rounds differently, by more than a step moves a log-prob.
+    The back-end holds `after` at the end, as it did at the start. The passes are made in float32 also where training is in
+    bfloat16: its rounding moves a log-prob by more than a small step does, and noise in the trainer's own change of log-probs
+    lowers the gate's slope (docs/numerics.md). All three passes over a stage are cut into the same micro-batches, so that what
+    rounding is left is alike.
     """
     evidence = Evidence()
     for stage in _stages(sequences):
         backend.load(before)
-        previous = backend.log_probs(stage, adapter=True)
+        previous = backend.log_probs(stage, adapter=True, in_float32=True)
         # With B = 0 the adapter adds exact zeros: the previous policy is the frozen base, bit for bit.
-        initial = backend.log_probs(stage, adapter=False) if b_norm(before.adapter) > 0 else previous
+        adapted = b_norm(before.adapter) > 0
+        initial = backend.log_probs(stage, adapter=False, in_float32=True) if adapted else previous
         backend.load(after)
         evidence.sequences += stage
-        evidence.new += backend.log_probs(stage, adapter=True)
+        evidence.new += backend.log_probs(stage, adapter=True, in_float32=True)
         evidence.previous += previous
         evidence.initial += initial
         if evidence.is_enough:

@@ -31,6 +31,7 @@ from activities.train.backend import (
     micro_batches,
 )
 from activities.train.frozen import fingerprint
+from activities.train.precision import WholeHeads, float32_arithmetic
 from workflows.contracts.request import LoraSettings, OptimizerSettings
 
 _ADAPTER = "default"
@@ -112,10 +113,12 @@ class TorchBackend(TrainerBackend):
             raise CorruptBlob(f"{what} of the checkpoint does not fit this model and LoRA rank in {len(wrong)} tensors: {shown}")
 
     # Log-probs and gradients ----------------------------------------------------------------------------------------------
-    def log_probs(self, sequences: Sequence[ScoredSequence], *, adapter: bool) -> list[Floats]:
+    def log_probs(self, sequences: Sequence[ScoredSequence], *, adapter: bool, in_float32: bool = False) -> list[Floats]:
         out: list[Floats] = []
         off: AbstractContextManager[Any] = nullcontext() if adapter else self._model.disable_adapter()
-        with off, torch.no_grad():
+        precision: AbstractContextManager[None] = float32_arithmetic(self._model) if in_float32 else nullcontext()
+        heads: AbstractContextManager[Any] = WholeHeads() if in_float32 else nullcontext()
+        with off, precision, heads, torch.no_grad():
             for part in self._parts(sequences):
                 out.extend(_floats(t) for t in self._forward(part))
         return out

@@ -78,7 +78,7 @@ class Answering:
             case Restore():
                 trainer.restore(request.number)
             case LogProbs():
-                for number, scored in trainer.log_probs(request.batches, request.adapter):
+                for number, scored in trainer.log_probs(request.batches, request.adapter, request.in_float32):
                     self._report(number, scored)
             case Accumulate():
                 trainer.accumulate(request.batches, request.longest, self._derivatives, self._channel.beat)

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from activities.errors import InputError
 from activities.train.megatron.options import AttentionKernel
+from activities.train.precision import whole_heads
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,23 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Segments], torch.Te
 
 
 class PackedAttention(torch.nn.Module):
-    """Answers the call of Megatron's `Attention.forward`; its `packed_seq_params` carries our :class:`Segments`."""
+    """Answers the call of Megatron's `Attention.forward`; its `packed_seq_params` carries our :class:`Segments`.
 
-    def __init__(self, kernel: Kernel) -> None:
+    Args:
+        kernel: for queries of `dtype`, with which it was tried out. Others take torch's SDPA: flash kernels have no float32.
+    """
+
+    def __init__(self, kernel: Kernel, dtype: torch.dtype) -> None:
         super().__init__()
         self._kernel = kernel
+        self._dtype = dtype
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, packed_seq_params: Any = None, **__: Any
     ) -> torch.Tensor:
         """q, k, v: (tokens, 1, heads, dim). Returns (tokens, 1, heads x dim)."""
-        out = self._kernel(query.squeeze(1), key.squeeze(1), value.squeeze(1), packed_seq_params.segments)
+        attend = self._kernel if query.dtype == self._dtype else _sdpa
+        out = attend(query.squeeze(1), key.squeeze(1), value.squeeze(1), packed_seq_params.segments)
         return out.reshape(out.shape[0], 1, -1)
 
 
@@ -109,7 +116,9 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments)
     parts = []
     for one_q, one_k, one_v in zip(*(torch.split(t, segments.lengths) for t in (q, k, v)), strict=True):
         query, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (one_q, one_k, one_v))
-        grouped = q.shape[1] != k.shape[1]
+        if q.dtype == torch.float32:
+            keys, values = (whole_heads(query, t) for t in (keys, values))  # see WholeHeads
+        grouped = query.shape[1] != keys.shape[1]
         out = scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=grouped)
         parts.append(out.squeeze(0).transpose(0, 1))
     return torch.cat(parts) if len(parts) > 1 else parts[0]

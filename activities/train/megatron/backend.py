@@ -189,7 +189,7 @@ class MegatronBackend(TrainerBackend):
             raise CorruptBlob(f"{what} of the checkpoint does not fit this model and LoRA rank in {len(wrong)} tensors: {shown}")
 
     # Log-probs and gradients ----------------------------------------------------------------------------------------------
-    def log_probs(self, sequences: Sequence[ScoredSequence], *, adapter: bool) -> list[Floats]:
+    def log_probs(self, sequences: Sequence[ScoredSequence], *, adapter: bool, in_float32: bool = False) -> list[Floats]:
         found: dict[int, tuple[Floats, ...]] = {}
 
         def hear(_: int, message: Answer) -> None:
@@ -198,7 +198,7 @@ class MegatronBackend(TrainerBackend):
 
         batches = self._batches(sequences)
         group = self._held() if adapter else self._ranks()
-        group.ask([LogProbs(self._of_rank(batches, rank), adapter) for rank in self._all_ranks], hear)
+        group.ask([LogProbs(self._of_rank(batches, rank), adapter, in_float32) for rank in self._all_ranks], hear)
         return [values for number in sorted(found) for values in found[number]]
 
     def accumulate(self, sequences: Sequence[ScoredSequence], gradient_of: GradientOf) -> list[Floats]:

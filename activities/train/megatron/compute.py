@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from activities.train.megatron.model import PackedModel
 from activities.train.megatron.options import MegatronOptions
 from activities.train.megatron.place import Place
 from activities.train.megatron.wire import Array, Floats, Load, Packed
+from activities.train.precision import float32_arithmetic
 from workflows.contracts.request import LoraSettings, OptimizerSettings
 
 _LOGIT_COPIES = 4
@@ -96,12 +98,13 @@ class RankTrainer:
         return torch.tensor(array, dtype=torch.float32, device=self._place.device)
 
     # Log-probs and gradients ----------------------------------------------------------------------------------------------
-    def log_probs(self, batches: Sequence[Packed], adapter: bool) -> Iterator[tuple[int, tuple[Floats, ...]]]:
+    def log_probs(self, batches: Sequence[Packed], adapter: bool, in_float32: bool) -> Iterator[tuple[int, tuple[Floats, ...]]]:
         """(number of the micro-batch, log-probs of each of its sequences), without gradients."""
         self._model.switch.on = adapter
         self._reset_peak()
+        precision: AbstractContextManager[None] = float32_arithmetic(self._model) if in_float32 else nullcontext()
         try:
-            with torch.no_grad():
+            with precision, torch.no_grad():
                 for batch in batches:
                     yield batch.number, self._split(batch, self._forward(batch, RecomputePlan()))
         finally:

@@ -83,7 +83,7 @@ class PackedModel(torch.nn.Module):
             attention.linear_proj = wrap(attention.linear_proj, [Projection(of + "o_proj", s.hidden, q)], by_inputs=True)
             if s.output_bias:
                 attention.linear_proj.output_bias = torch.nn.Parameter(torch.empty(s.hidden))
-            attention.core_attention = PackedAttention(kernel)
+            attention.core_attention = PackedAttention(kernel, self._place.dtype)
             of = f"model.layers.{i}.mlp."
             mlp.linear_fc1 = wrap(mlp.linear_fc1, [Projection(f"{of}{p}_proj", ffn, s.hidden) for p in ("gate", "up")])
             mlp.linear_fc2 = wrap(mlp.linear_fc2, [Projection(of + "down_proj", s.hidden, ffn)], by_inputs=True)
@@ -157,7 +157,8 @@ class PackedModel(torch.nn.Module):
         return normed[:, 0]
 
     def _project(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        weight = self.gpt.shared_embedding_or_output_weight() if self.shape.tied else None
+        # A tied head is handed the embedding's weight, which has the precision that the embedding trains in, not this pass's.
+        weight = self.gpt.shared_embedding_or_output_weight().to(hidden.dtype) if self.shape.tied else None
         logits, _ = self._head(hidden[:, None], weight=weight)
         first = self._place.tensor_rank * (self.shape.vocabulary // self._place.tensor_ranks)
         return vocabulary_log_probs(logits[:, 0].float(), targets, first, self._group, self._place.tensor_ranks)

@@ -71,6 +71,8 @@ class LogProbs:
 
     batches: tuple[Packed, ...]
     adapter: bool
+    in_float32: bool
+    """Whatever precision the rank trains in."""
 
 
 @dataclass(frozen=True)
