@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import venv
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +34,20 @@ def run():
 """
     program = Program(source, helper="FACTOR = 10", constants={"parent": [0.5, 1.0]})
     assert value(await sandbox.run(program, LIMITS)) == [[0, 1.5, 1], [10, 1.5, 1], [20, 1.5, 1]]
+
+
+async def test_a_private_tmp_does_not_hide_an_interpreter_below_the_hosts(sandbox: Sandbox) -> None:
+    """A clone in /tmp has its environment there; nothing else of the host's /tmp is to be seen."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        venv.create(folder, with_pip=False)
+        Path(folder, "secret.txt").write_text("not for programs")
+        source = """
+import os, sys
+def run(): return [float(sys.prefix == FOLDER), float(os.path.exists(FOLDER + "/secret.txt")), float(len(os.listdir("/tmp")))]
+"""
+        program = Program(source, helper=f"FOLDER = {folder!r}", python=Path(folder, "bin", "python"))
+        assert value(await sandbox.run(program, LIMITS)) == [1, 0, 1]
 
 
 @pytest.mark.slow

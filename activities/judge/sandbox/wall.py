@@ -76,7 +76,8 @@ class Wall:
         """All of bubblewrap's options; `open_file` makes a descriptor that holds some bytes."""
         own = self._own(view, open_file)
         # --remount-ro comes last: up to then mount points are made in the root.
-        return [*self._namespaces(status), *self.mounts, *self._proc(), *own, "--chdir", "/", "--remount-ro", "/"]
+        # Private directories come first: a private /tmp must not hide an interpreter that lies below the host's.
+        return [*self._namespaces(status), *_private(view), *self.mounts, *self._proc(), *own, "--chdir", "/", "--remount-ro", "/"]
 
     def _namespaces(self, status: int) -> list[str]:
         # No --disable-userns, which gVisor does not know: the seccomp filter denies new namespaces.
@@ -92,10 +93,6 @@ class Wall:
 
     def _own(self, view: View, open_file: Callable[[bytes], int]) -> list[str]:
         options = mounts_of(view.trees, self.mounts)
-        if view.scratch_bytes:
-            options += ["--perms", "1777", "--size", str(view.scratch_bytes), "--tmpfs", "/tmp"]
-        if view.shared_bytes:
-            options += ["--perms", "1777", "--size", str(view.shared_bytes), "--tmpfs", "/dev/shm"]
         if view.writable:
             options += [word for path in reversed(Path(view.writable).parents[:-1]) for word in ("--dir", str(path))]
             options += ["--bind", view.writable, view.writable]
@@ -104,6 +101,11 @@ class Wall:
             for name, data in (("order", marshal.dumps(dict(view.modules), 4)), ("program.py", _MODULE.encode())):
                 options += ["--perms", "0444", "--file", str(open_file(data)), f"{MODULES}/{name}"]
         return options
+
+
+def _private(view: View) -> list[str]:
+    sizes = {"/tmp": view.scratch_bytes, "/dev/shm": view.shared_bytes}
+    return [word for path, size in sizes.items() if size for word in ("--perms", "1777", "--size", str(size), "--tmpfs", path)]
 
 
 def mounts_of(paths: Sequence[str], already: Sequence[str] = ()) -> list[str]:
