@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,12 +60,20 @@ class Store:
         )
 
 
-def free_pair() -> int:
-    """A port whose gRPC sibling, 10,000 above it, is free as well."""
-    while True:
-        port = free_port()
-        if 1024 < port < 50_000:
-            return port
+def free_pairs(names: Sequence[str]) -> dict[str, int]:
+    """Ports by name, no two alike, each with its gRPC sibling, 10,000 above it, free as well."""
+    found: dict[str, int] = {}
+    with contextlib.ExitStack() as held:
+        while len(found) < len(names):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as pair:
+                port = free_port()
+                if not 1024 < port < 50_000:
+                    continue
+                for number in (port, port + 10_000):
+                    pair.enter_context(socket.socket()).bind(("127.0.0.1", number))
+                held.push(pair.pop_all())  # until all are chosen
+                found[names[len(found)]] = port
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +81,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """`start.sh` and `create-bucket.sh` of the compose file, on ports of this test's own."""
     folder = tmp_path_factory.mktemp("store")
     (folder / "data").mkdir()
-    ports = {name: free_pair() for name in ("master", "volume", "filer", "s3")}
+    ports = free_pairs(("master", "volume", "filer", "s3"))
     keys = {f"TTTD_{i.upper()}_KEY": f"{i}-key" for i in IDENTITIES} | {f"TTTD_{i.upper()}_SECRET": secret(i) for i in IDENTITIES}
     environment = {
         **os.environ,

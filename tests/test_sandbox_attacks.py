@@ -24,7 +24,7 @@ JUDGES = [
     ("bwrap", False, 1),
     ("bwrap", True, 16),
 ]
-"""(backend, judging as an ordinary user, processes that hostile programs may have). Each takes minutes: the other combinations are for
+"""(backend, judging as an ordinary user, processes that hostile programs may have). Each takes minutes: other combinations are for
 `python -m tests.attacks`."""
 
 behind_a_wall = pytest.mark.skipif(

@@ -165,6 +165,7 @@ async def test_compilation_is_bounded_in_time(sandbox: Sandbox, monkeypatch: pyt
 
 
 async def test_cancelling_leaves_no_process(sandbox: Sandbox) -> None:
+    before = children_of(os.getpid())
     running = asyncio.create_task(
         run(sandbox, "#include <unistd.h>\nint main() { sleep(50); }", limits=replace(LIMITS, wall_seconds=60))
     )
@@ -172,12 +173,13 @@ async def test_cancelling_leaves_no_process(sandbox: Sandbox) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert children_of(os.getpid()) == set()
+    after = children_of(os.getpid())
+    assert {after[child] for child in after.keys() - before.keys()} == set()
 
 
-def children_of(pid: int) -> set[str]:
-    """Descendants that are not threads of this process, by their command."""
-    found = set()
+def children_of(pid: int) -> dict[int, str]:
+    """Living children by process id, with their commands."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -186,7 +188,7 @@ def children_of(pid: int) -> set[str]:
                 continue
             name, rest = status[status.index("(") + 1 : status.rindex(")")], status[status.rindex(")") + 2 :].split()
             if int(rest[1]) == pid and rest[0] != "Z":
-                found.add(name)
+                found[int(entry.name)] = name
     return found
 
 

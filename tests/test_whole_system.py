@@ -237,7 +237,7 @@ def test_unknown_names_end_the_run_too(system: System) -> None:
     for name, raw, says in [
         ("bad-task", {"task": "no_such_task"}, "no task 'no_such_task'; there are: ac1, ac2, circle_packing_26"),
         ("bad-model", {"task": "circle_packing_26", "model": "nowhere/at-all"}, "model 'nowhere/at-all' is neither"),
-        ("bad-start", {"task": "circle_packing_26", "search": {"start": "ring"}}, "has no start 'ring'"),
+        ("bad-start", {"task": "circle_packing_26", "search": {"start": "spiral"}}, "has no start 'spiral'"),
     ]:
         common = ["--workflow-id", f"run/{name}", "--task-queue", "tttd-control"]
         system.temporal("workflow", "start", "--type", "DiscoveryRun", *common, "--input", json.dumps(raw))
