@@ -157,7 +157,6 @@ async def test_engines_that_lose_their_adapters_in_the_middle(system: TwoEngines
     boots = {engine: len(orders.starts()) for engine, orders in system.orders.items()}
     await disturbed(system, "robbed", 5, rob)
 
-
     def noticed() -> bool:
         return any(system.events(f"engine-{engine}", "adapters_lost") for engine in system.orders)
 
