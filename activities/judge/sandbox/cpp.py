@@ -32,6 +32,8 @@ _SLACK_BYTES: Final = 32 << 20
 """Address space of a binary beyond what its limit says: its code, its first stack, and the launcher before it."""
 _TREES: Final = (Path("/usr"),)
 _ENVIRONMENT: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+_RUN_ENVIRONMENT: Final = {**_ENVIRONMENT, "MALLOC_ARENA_MAX": "1"}
+"""glibc reserves 64 MiB of address space for each thread that allocates, which would pass the memory limit now and then."""
 _BAD_ALLOC: Final = "std::bad_alloc"
 
 _PROBE: Final = '#include <cstdio>\n#include <thread>\nint main() { std::thread([] { std::puts("ready"); }).join(); }\n'
@@ -114,7 +116,7 @@ class CppPrograms:
             return self._failed(f"no room for a compiled program: {error}")
 
     def _run_binary(self, toolchain: Toolchain, binary: Path, program: Program, limits: Limits, cancel: int) -> Outcome:
-        execution = Execution(path=binary, environment=_ENVIRONMENT, trees=() if toolchain.static else _TREES)
+        execution = Execution(path=binary, environment=_RUN_ENVIRONMENT, trees=() if toolchain.static else _TREES)
         bounded = replace(limits, slack_bytes=_SLACK_BYTES + binary.stat().st_size)
         outcome = self._run(Program("", stdin=program.stdin), bounded, cancel, execution)
         if outcome.status is Status.CRASHED and _BAD_ALLOC in outcome.stderr_tail:
