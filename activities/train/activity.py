@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from temporalio import activity
@@ -49,13 +50,7 @@ class TrainActivities:
     @activity.defn(name=names.SCORE_BASE, no_thread_cancel_exception=True)
     @translate_errors
     def score_base(self, request: ScoreBaseRequest) -> BaseScored:
-        phase = "start"
-
-        def progress(now: str) -> None:
-            nonlocal phase
-            phase = now
-
-        with beating(lambda: phase):
+        with _beating_phase() as progress:
             scored = self._trainer.score_base(request, progress)
         log.info("group_scored", run=request.run.run_id, step=request.step, group=request.group, tokens=scored.tokens)
         return scored
@@ -64,13 +59,20 @@ class TrainActivities:
     @activity.defn(name=names.TRAIN, no_thread_cancel_exception=True)
     @translate_errors
     def train(self, request: TrainRequest) -> Trained:
-        phase = "start"
-
-        def progress(now: str) -> None:
-            nonlocal phase
-            phase = now
-
-        with beating(lambda: phase):
+        with _beating_phase() as progress:
             trained = self._trainer.train(request, progress)
         log.info("step_trained", policy=trained.policy.name, kl=trained.kl, grad_norm=trained.grad_norm, notes=list(trained.notes))
         return trained
+
+
+@contextmanager
+def _beating_phase() -> Iterator[Callable[[str], None]]:
+    """Heartbeats that tell the phase last reported."""
+    phase = "start"
+
+    def progress(now: str) -> None:
+        nonlocal phase
+        phase = now
+
+    with beating(lambda: phase):
+        yield progress
