@@ -294,12 +294,22 @@ class GateEvidence(Document):
     """
 
     sequences: tuple[tuple[int, ...], ...]
+    amplification: float = 1.0
+    """Factor of alpha under which `new` and `previous` were scored: small adapters are proved by their own weights, amplified."""
     new: tuple[tuple[float, ...], ...]
     """Under the adapter that must be served, version v+1."""
     previous: tuple[tuple[float, ...], ...]
     """Under version v."""
     initial: tuple[tuple[float, ...], ...]
-    """Under version 0, the frozen base."""
+    """Under version 0, the frozen base, which no amplification changes."""
+    plain_new: tuple[tuple[float, ...], ...] = ()
+    """Not amplified, as it is served. Empty where `amplification` is 1."""
+    plain_previous: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def as_served(self) -> tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
+        """Log-probs under version v+1 and version v, neither amplified."""
+        return (self.new, self.previous) if self.amplification == 1 else (self.plain_new, self.plain_previous)
 
 
 class GateComparison(Document):
@@ -329,6 +339,12 @@ class PublishReport(Document):
     comparisons: tuple[GateComparison, ...] = ()
     engine_gap: float | None = None
     """Root mean square of engine − trainer log-prob under the new adapter, nats per token: arithmetic noise."""
+    amplification: float = 1.0
+    """Of the adapters that were compared."""
+    served_share: float | None = None
+    """Of the last step, how much the engine's own precision lets through: the slope without amplification."""
+    name_gap: float | None = None
+    """How far the served name lies from the same files loaded again, nats (rms); only where adapters were amplified."""
     note: str = ""
     seconds: float = 0.0
 

@@ -237,6 +237,12 @@ TRAINER = (
             step("Gate: evidence", "publish_gate_z_min", help="Standard errors; the weakest of all comparisons."),
             step("Gate: missed share", "publish_gate_residual_max", unit="percentunit"),
             step("Gap under the new adapter", "publish_engine_gap_rms_max"),
+            step(
+                "Share of the step that is served",
+                "publish_served_share_min",
+                unit="percentunit",
+                help="Low in the first steps on a bfloat16 engine: rounding loses much of a small adapter.",
+            ),
             Panel(
                 "Refused or conflicting",
                 (

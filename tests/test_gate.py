@@ -15,6 +15,7 @@ from activities.publish.gate import BLOCK_TOKENS, EngineScores, GateResult, comp
 from activities.records import GateEvidence
 from activities.train.backend import ScoredSequence
 from activities.train.checkpoints import read_state
+from activities.train.evidence import amplify
 from activities.train.fake import FakeSearch, make_model
 from activities.train.torch_backend import TorchBackend
 from activities.train.training import Trainer
@@ -39,7 +40,7 @@ class History:
 
     def score(self, evidence: GateEvidence, policy: PolicyRef, noise: float, seed: int) -> tuple[np.ndarray, ...]:
         """The engine: the trainer's own arithmetic plus independent noise in every call."""
-        self.search.backend.load(read_state(self.search.store, policy.checkpoint))
+        self.search.backend.load(amplify(read_state(self.search.store, policy.checkpoint), evidence.amplification))
         rows = self.search.backend.log_probs([ScoredSequence(s, 1) for s in evidence.sequences], adapter=True)
         rng = np.random.default_rng(seed)
         return tuple(row + noise * rng.standard_normal(row.size) for row in rows)
@@ -136,7 +137,7 @@ def test_the_previous_version_under_the_new_name_is_refused(
     result = judge(history, version, history.policies[version - 1], noise=noise)
     assert not result.passed
     if noise < 1e-3 or rate == 3e-3:
-        assert "previous version" in result.cause
+        assert "previous version is served" in result.cause
 
 
 @RATES

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +21,14 @@ from activities.publish.placing import materialise
 from activities.publish.publishing import Publisher, Versions
 from activities.records import AdapterManifest, RunStore
 from activities.train.backend import ScoredSequence, TrainerState
+from activities.train.evidence import amplify
 from activities.train.fake import FakeSearch, make_model
 from activities.train.torch_backend import TorchBackend
 from activities.train.training import Trainer
 from workflows.contracts.base import PolicyRef
 
 pytestmark = pytest.mark.slow
+_PASSING = re.compile(r"-(x\d+|again)$")
 
 
 @dataclass
@@ -34,10 +38,15 @@ class LyingEngine:
     backend: TorchBackend
     adapters: dict[str, str] = field(default_factory=dict)
     instead: dict[str, str | None] = field(default_factory=dict)
+    only_names: bool = False
+    alpha: float = 8.0
+    """Of the fake runs' configurations."""
     noise: float = 0.0
     refuses_zero: bool = False
     boots: int = 0
     loads: list[str] = field(default_factory=list)
+    passing: list[str] = field(default_factory=list)
+    """Loads for a proof, under names of their own."""
     die_after: int | None = None
     """Requests after which the process is replaced by a fresh one."""
     requests: int = 0
@@ -49,7 +58,7 @@ class LyingEngine:
         if name in self.adapters:
             raise EngineError(f"{name} is already loaded")
         self.adapters[name] = directory
-        self.loads.append(name)
+        (self.passing if _PASSING.search(name) else self.loads).append(name)
 
     def unload_adapter(self, name: str) -> None:
         if name not in self.adapters:
@@ -78,13 +87,26 @@ class LyingEngine:
             raise EngineError("HTTP 400: max_new_tokens must be positive")
         if adapter is not None and adapter not in self.adapters:
             raise EngineError(f"HTTP 400: {adapter} is not loaded")
-        return [self._answer(row) for row in self._score(prompts, self.instead.get(adapter or "", adapter))]
+        return [self._answer(row) for row in self._score(prompts, self._really(adapter), self._alpha(adapter))]
 
-    def _score(self, prompts: Sequence[Sequence[int]], adapter: str | None) -> list[np.ndarray]:
+    def _really(self, adapter: str | None) -> str | None:
+        """What is served; a lie about a name is one about its files as well, unless it is `only_names`."""
+        if self.only_names or adapter in self.instead:
+            return self.instead.get(adapter or "", adapter)
+        return self.instead.get(_PASSING.sub("", adapter or ""), adapter)
+
+    def _alpha(self, adapter: str | None) -> float:
+        """As the asked adapter's configuration says, over the run's own."""
+        if adapter is None:
+            return 1.0
+        config = json.loads((Path(self.adapters[adapter]) / "adapter_config.json").read_text())
+        return float(config["lora_alpha"]) / self.alpha
+
+    def _score(self, prompts: Sequence[Sequence[int]], adapter: str | None, factor: float) -> list[np.ndarray]:
         if adapter is not None:
             directory = self.adapters.get(adapter, adapter)  # a lie may also be a directory
             file = Path(directory) / "adapter_model.safetensors"
-            self.backend.load(TrainerState(safetensors.numpy.load(file.read_bytes())))
+            self.backend.load(amplify(TrainerState(safetensors.numpy.load(file.read_bytes())), factor))
         sequences = [ScoredSequence(tuple(p), 1) for p in prompts]
         rows = self.backend.log_probs(sequences, adapter=adapter is not None)
         rng = np.random.default_rng(self.requests)
@@ -153,7 +175,8 @@ def test_versions_are_published_one_after_the_other(run: Run, engine: LyingEngin
         kept = {0, max(0, version - 1), version}
         assert set(engine.adapters) == {run.policies[v].name for v in kept}
     assert engine.loads == [p.name for p in run.policies]  # each was loaded once
-    assert gone == [run.policies[v].name for v in (1, 2)]
+    assert [name for name in gone if not _PASSING.search(name)] == [run.policies[v].name for v in (1, 2)]
+    assert sorted(name for name in gone if _PASSING.search(name)) == sorted(engine.passing)
     assert {d.name for d in publisher.directory.iterdir()} == set(engine.adapters)
     assert [c.against for c in report.comparisons] == ["previous", "initial"]
 
@@ -207,7 +230,7 @@ def test_nothing_applied_is_refused_and_unloaded(run: Run, engine: LyingEngine, 
 
 def test_the_previous_version_is_refused(run: Run, engine: LyingEngine, publisher: Publisher) -> None:
     engine.instead = {run.policies[3].name: run.policies[2].name}
-    with pytest.raises(PublishRefused, match="looks like the previous version under the new name"):
+    with pytest.raises(PublishRefused, match="looks like the previous version is served under the new name"):
         publisher.publish(run.store, run.versions(3))
 
 
@@ -217,6 +240,46 @@ def test_another_runs_adapter_is_refused(run: Run, engine: LyingEngine, publishe
     engine.instead = {run.policies[version].name: str(materialise(run.store.blobs, stranger.adapter, publisher.directory, "x"))}
     with pytest.raises(PublishRefused, match="another adapter"):
         publisher.publish(run.store, run.versions(version))
+
+
+@pytest.mark.parametrize(
+    ("served", "cause"),
+    [
+        ("initial", "no adapter is applied, or version 0 is served under the new name"),
+        ("previous", "the previous version is served under the new name"),
+        ("stranger", "another adapter under the new name: it lies"),
+    ],
+)
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_a_name_that_serves_other_files_than_its_own_is_refused(
+    run: Run, engine: LyingEngine, publisher: Publisher, served: str, cause: str, noise: float
+) -> None:
+    """The files are right, and so is what the engine makes of them, amplified: only the name is not theirs."""
+    other = materialise(run.store.blobs, run.strangers[2].adapter, publisher.directory, "x")
+    lies = {"initial": run.policies[0].name, "previous": run.policies[2].name, "stranger": str(other)}
+    engine.instead, engine.only_names, engine.noise = {run.policies[3].name: lies[served]}, True, noise
+    with pytest.raises(PublishRefused, match=cause) as refused:
+        publisher.publish(run.store, run.versions(3))
+    assert "outside" not in str(refused.value), "the weights themselves are proved"
+
+
+def test_a_proof_that_was_cut_off_leaves_nothing_behind(run: Run, engine: LyingEngine, publisher: Publisher) -> None:
+    publisher.publish(run.store, run.versions(1))
+    assert engine.passing
+    left = engine.passing[0]
+    engine.load_adapter(left, str(publisher.directory / run.policies[1].name))
+    (publisher.directory / left).mkdir()
+    publisher.publish(run.store, run.versions(1))
+    assert set(engine.adapters) == {p.name for p in run.policies[:2]}
+    assert {d.name for d in publisher.directory.iterdir()} == set(engine.adapters)
+
+
+def test_the_report_says_how_much_of_the_step_is_served(run: Run, engine: LyingEngine, publisher: Publisher) -> None:
+    report = publisher.publish(run.store, run.versions(2))
+    assert report.amplification > 1
+    assert report.served_share == pytest.approx(1.0, abs=0.02)  # an engine in float32 serves all of it
+    assert report.name_gap == 0.0
+    assert report.engine_gap == pytest.approx(0.0, abs=1e-4)
 
 
 def test_a_version_zero_that_changes_something_is_refused(run: Run, engine: LyingEngine, publisher: Publisher) -> None:

@@ -247,6 +247,18 @@ def test_doctor_and_gate(lab: TinyLab) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
+def test_gate_rates(lab: TinyLab) -> None:
+    """On an engine in float32 every decision is right: of the right adapter, and of each fault that has a name."""
+    trials = "--gate=--updates 1 --parts 2 --chain 1 --evidence 1 --no-siblings"
+    results = lab.run("gate_rates", "--steps", "1", "--grid", "2x6", trials)
+    document = json.loads((lab.out / results["trials"]).read_text(encoding="utf-8"))
+    assert {t["case"].partition(":")[0] for t in document["trials"]} >= {"right", "loader", "files"}
+    assert all(t["passed"] == (t["case"] == "right") for t in document["trials"]), document["trials"]
+    assert "decided wrongly" in (lab.out / results["trials"]).with_suffix(".md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
 def test_throughput(lab: TinyLab) -> None:
     results = lab.run("throughput")
     ours, direct, base = (results[k] for k in ("through_our_worker", "direct_with_adapter", "direct_base"))

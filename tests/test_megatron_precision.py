@@ -71,7 +71,7 @@ def test_evidence_equals_that_of_a_float32_model_and_leaves_the_base_alone(
     ours.apply(OptimizerSettings(learning_rate=4e-5))
     after = ours.state()
 
-    found, expected = collect(ours, before, after, sequences()), collect(reference, before, after, sequences())
+    found, expected = collect(ours, before, after, sequences()).plain, collect(reference, before, after, sequences()).plain
     for name in ("new", "previous", "initial"):
         assert largest(getattr(found, name), getattr(expected, name)) < 1e-5
     assert largest(rounded, expected.previous) > 1e-3

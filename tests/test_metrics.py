@@ -224,10 +224,24 @@ def test_training_publishing_and_times_have_their_places() -> None:
             against="v", tokens=9, slope=slope, z=z, residual=0.1 * z, residual_bound=1, trainer_rms=0.1, passed=True
         )
 
-    plain = {"boot_id": "b", "policy": "p", "version": 1, "passed": True}
+    plain = {"boot_id": "b", "policy": "p", "version": 1, "passed": True, "amplification": 8.0}
     reports = (
-        PublishReport(engine="a", comparisons=(comparison(0.9, 8), comparison(1.1, 9)), engine_gap=0.06, seconds=2.0, **plain),
-        PublishReport(engine="b", comparisons=(comparison(1.0, 7),), engine_gap=0.02, seconds=3.0, **plain),
+        PublishReport(
+            engine="a",
+            comparisons=(comparison(0.9, 8), comparison(1.1, 9)),
+            engine_gap=0.06,
+            seconds=2.0,
+            served_share=0.3,
+            **plain,
+        ),
+        PublishReport(
+            engine="b",
+            comparisons=(comparison(1.0, 7),),
+            engine_gap=0.02,
+            seconds=3.0,
+            served_share=0.4,
+            **plain,
+        ),
     )
     record = train_record(kl_policy_base=0.25, seconds_gradient=4.0, another_back_ends_number=1.5)
     seconds = {"select": 0.5, "sample+judge": 60.0, "some later phase": 1.0}
@@ -239,6 +253,8 @@ def test_training_publishing_and_times_have_their_places() -> None:
         "publish/gate_z_min": 7,
         "publish/gate_residual_max": 0.9,
         "publish/engine_gap_rms_max": 0.06,
+        "publish/gate_amplification": 8.0,
+        "publish/served_share_min": 0.3,
         "train/kl_policy_base": 0.25,
         "train/another_back_ends_number": 1.5,
         "train/grad_norm": None,

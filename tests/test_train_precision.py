@@ -11,10 +11,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from activities.publish.gate import EngineScores, GateResult, compare
+from activities.publish.gate import EngineScores, GateResult, compare, served_share
 from activities.records import GateEvidence
 from activities.train.backend import Floats, ScoredSequence, TrainerState
-from activities.train.evidence import collect
+from activities.train.evidence import amplify, collect
 from activities.train.fake import make_model
 from activities.train.precision import WholeHeads
 from activities.train.torch_backend import TorchBackend, TorchOptions
@@ -77,7 +77,7 @@ def test_evidence_of_a_bfloat16_trainer_is_that_of_a_float32_one(folders: dict[s
     high = in_float32_with_weights_of(low, folders[family])
     before, after = one_step(low, 4e-5)
     batch = sequences(6)
-    found, expected = collect(low, before, after, batch), collect(high, before, after, batch)
+    found, expected = collect(low, before, after, batch).plain, collect(high, before, after, batch).plain
     assert largest(change(found.new, found.previous), change(expected.new, expected.previous)) < 1e-5
     assert largest(change(found.new, found.initial), change(expected.new, expected.initial)) < 1e-5
 
@@ -188,3 +188,34 @@ def test_the_gate_knows_an_honest_small_step_on_a_bfloat16_engine_by_float32_evi
     noisy = judge(evidence.model_copy(update={name: tuple(tuple(r.tolist()) for r in rows) for name, rows in own.items()}))
     assert not noisy.passed
     assert noisy.comparisons[0].slope < 0.3
+
+
+@pytest.mark.slow
+def test_a_first_step_that_bfloat16_does_not_serve_is_proved_amplified(folders: dict[str, Path]) -> None:
+    """From B = 0, an engine in bfloat16 adds a small adapter's output to rounded activations, and loses most of it."""
+    low = TorchBackend(folders["qwen2"], LORA, LOW)
+    before = low.state()
+    assert not any(v.any() for k, v in before.adapter.items() if ".lora_B." in k)
+    low.accumulate(sequences(8), lambda i, values: np.random.default_rng(i).standard_normal(values.size))
+    low.apply(OptimizerSettings(learning_rate=4e-5))
+    after = low.state()
+    evidence = collect(low, before, after, sequences(120)).document()
+    rows = [ScoredSequence(tokens, 1) for tokens in evidence.sequences]
+    engine = TorchBackend(folders["qwen2"], LORA, TorchOptions(bfloat16=True, tokens_per_micro_batch=1))
+    engine.model.get_base_model().set_attn_implementation("eager")
+
+    def serve(state: TrainerState, factor: float) -> tuple[Floats, ...]:
+        rounded = {k: torch.from_numpy(v.copy()).bfloat16().float().numpy() for k, v in state.adapter.items()}
+        engine.load(amplify(TrainerState(rounded), factor))
+        return tuple(engine.log_probs(rows, adapter=True))
+
+    base = tuple(engine.log_probs(rows, adapter=False))
+    share = served_share(evidence, serve(after, 1.0), base)
+    assert share is not None
+    assert share < 0.5, "nothing is lost here: this engine is no example"
+    assert evidence.amplification > 1
+    proof = compare(evidence, EngineScores(serve(after, evidence.amplification), base, base), first_version=True)
+    assert proof.passed, proof
+    assert proof.comparisons[0].slope > 0.8
+    halved = compare(evidence, EngineScores(serve(after, evidence.amplification / 2), base, base), first_version=True)
+    assert not halved.passed

@@ -109,7 +109,7 @@ def test_peft_loads_the_adapter_and_finds_the_same_log_probs(blobs: Blobs, any_m
     served = PeftModel.from_pretrained(base, directory)
     evidence = search.store.load(GateEvidence, record.gate)
     with torch.no_grad():
-        for tokens, new in zip(evidence.sequences, evidence.new, strict=True):
+        for tokens, new in zip(evidence.sequences, evidence.as_served[0], strict=True):
             logits = served(input_ids=torch.tensor([tokens])).logits[0]
             found = torch.log_softmax(logits, -1)[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])]
             np.testing.assert_allclose(found.numpy(), new, atol=5e-6)
@@ -469,11 +469,17 @@ def test_evidence_grows_until_the_step_shows_through_noise(
     assert len(found.sequences) == {1: 3, 3: 12}[stages]
     for key, value in backend.state().adapter.items():
         np.testing.assert_array_equal(value, after.adapter[key])
-    for new, tokens in zip(found.new, found.sequences, strict=True):
+    for new, tokens in zip(found.plain.new, found.sequences, strict=True):
         np.testing.assert_allclose(new, backend.log_probs([tokens], adapter=True)[0], atol=1e-4)
     assert found.update_rms > 0
-    assert found.is_enough == (stages == 1)
+    assert found.amplified.is_enough == (stages == 1)
+    assert found.amplification == (64 if stages == 3 else 1)
     # Against a trained reference the base is scored by itself.
     reverse = collect(backend, after, before, sequences)
-    for found_row, row in zip(reverse.initial, reverse.new, strict=True):
+    for found_row, row in zip(reverse.plain.initial, reverse.plain.new, strict=True):
         np.testing.assert_array_equal(found_row, row)
+
+
+@pytest.mark.parametrize(("drift", "factor"), [(0.0, 1), (1e-6, 64), (0.03, 16), (0.1249, 4), (0.125, 2), (0.25, 1), (3.0, 1)])
+def test_amplification_brings_small_adapters_to_where_bfloat16_serves_them(drift: float, factor: float) -> None:
+    assert evidence.amplification(drift) == factor

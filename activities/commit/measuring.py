@@ -192,6 +192,8 @@ def _publish(reports: Sequence[PublishReport]) -> PublishMetrics:
         gate_z_min=min((c.z for c in comparisons), default=None),
         gate_residual_max=max((c.residual for c in comparisons), default=None),
         engine_gap_rms_max=max(gaps, default=None),
+        gate_amplification=max((report.amplification for report in reports), default=None),
+        served_share_min=min((r.served_share for r in reports if r.served_share is not None), default=None),
     )
 
 

@@ -240,6 +240,10 @@ class PublishMetrics(Document):
     """Greatest part of the trainer's change that an engine missed."""
     engine_gap_rms_max: Nats
     """Greatest root mean square of engine - trainer log-prob under the new adapter."""
+    gate_amplification: Number
+    """By how much adapters were amplified for the comparison; 1 from where their own effect is large enough."""
+    served_share_min: Annotated[float | None, Unit("share")]
+    """Least part of this step that an engine serves: in bfloat16 rounding loses much of a small first step (docs/numerics.md)."""
 
 
 class TimeMetrics(Document):

@@ -19,6 +19,9 @@ Details decided here:
 * σ is the larger one of those under version v and version 0, but at most twice that under version 0, which needs no adapter to be
   right: an engine that serves a wrong version v cannot loosen the test with it.
 * Δt exactly 0 (a step without signal, or a learning rate of 0) has no direction to compare. Then Δe must be 0 within the noise.
+* Small adapters are compared amplified (GateEvidence.amplification), since an engine in bfloat16 loses most of their effect. That
+  proves that the engine applies these weights as the trainer does. Whether the served name, which is not amplified, is this adapter
+  is a second question, asked of the engine alone: `compare_names`.
 
 Pure numpy float64. Knows no engine, adapter or HTTP: arrays in, numbers and reasons out.
 """
@@ -41,6 +44,8 @@ RESIDUAL_FLOOR = 0.25
 NOISE_FACTOR = 4.0
 NOISE_GROWTH = 2.0
 BLOCK_TOKENS = 64
+REPEAT_FACTOR = 2.0
+"""One adapter under two names may differ by so many times what the engine differs from itself."""
 Z_OF_SOMETHING = 3.0
 """Only for naming the cause of a refusal: a slope below this many standard errors counts as none."""
 Z_LIMIT = 1e6
@@ -75,7 +80,7 @@ class GateResult:
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class Tokens:
     """Which tokens of the evidence count, and the cluster of each that does."""
 
     kept: NDArray[np.bool_]
@@ -91,7 +96,7 @@ def compare(evidence: GateEvidence, engine: EngineScores, *, first_version: bool
     Raises:
         ValueError: the engine's arrays do not have one number per token but the first, or the evidence is empty.
     """
-    tokens = _independent_tokens(evidence.sequences)
+    tokens = independent_tokens(evidence.sequences)
     if not tokens.kept.any():
         raise ValueError("gate evidence holds no token to compare")
 
@@ -109,6 +114,72 @@ def compare(evidence: GateEvidence, engine: EngineScores, *, first_version: bool
     )
     gap = _rms(served["new"] - trainer["new"])
     return GateResult(comparisons, gap, noise, _cause(comparisons, noise, first_version))
+
+
+@dataclass(frozen=True)
+class Names:
+    """The engine's log-probs of the evidence, nothing amplified: what a served name answers, and what it should answer like."""
+
+    named: tuple[Floats, ...]
+    fresh: tuple[Floats, ...]
+    """The same files, loaded again under another name."""
+    previous: tuple[Floats, ...]
+    initial: tuple[Floats, ...]
+    named_again: tuple[Floats, ...]
+    """Scored after all others: how far the engine lies from itself, whatever else it has to do meanwhile."""
+    previous_again: tuple[Floats, ...]
+
+
+@dataclass(frozen=True)
+class NameResult:
+    gap: float
+    """Between the two names, nats (rms)."""
+    bound: float
+    cause: str
+    """Empty if the name is what it should be."""
+
+
+def compare_names(evidence: GateEvidence, engine: Names, *, first_version: bool) -> NameResult:
+    """Is what a name serves the same as these files freshly loaded?
+
+    Refused if the two differ by more than the engine differs from itself, or if the name is nearer to an older version than to its
+    own files. Where no difference shows at all, none is served: the versions are then one to this engine, and it is no mistake.
+    """
+    tokens = independent_tokens(evidence.sequences)
+
+    def flat(rows: tuple[Floats, ...]) -> Floats:
+        return _flatten(rows, evidence.sequences)[tokens.kept]
+
+    named, fresh = flat(engine.named), flat(engine.fresh)
+    itself = max(_rms(named - flat(engine.named_again)), _rms(flat(engine.previous) - flat(engine.previous_again)))
+    gap, bound = _rms(named - fresh), max(NOISE_FLOOR, REPEAT_FACTOR * itself)
+    older = {"no adapter is applied, or version 0 is served": flat(engine.initial)}
+    if not first_version:
+        older["the previous version is served"] = flat(engine.previous_again)
+    nearer = [_mean_z(np.square(named - fresh) - np.square(named - rows), tokens.cluster) for rows in older.values()]
+    if gap <= bound and max(nearer) <= Z_NEEDED:
+        return NameResult(gap, bound, "")
+    nearest = min(older, key=lambda what: _rms(named - older[what]))
+    if _rms(named - older[nearest]) <= max(bound, gap / 2):
+        return NameResult(gap, bound, f"looks like {nearest} under the new name")
+    far = f"it lies {gap:.2g} nats (rms) from its own files loaded again, above {bound:.2g}"
+    return NameResult(gap, bound, f"looks like another adapter under the new name: {far}")
+
+
+def served_share(evidence: GateEvidence, named: tuple[Floats, ...], previous: tuple[Floats, ...]) -> float | None:
+    """How much of the last step the engine serves, as its arithmetic is: the slope without amplification. None without a step."""
+    tokens = independent_tokens(evidence.sequences)
+    new, old = evidence.as_served
+    trainer = _flatten(new, evidence.sequences)[tokens.kept] - _flatten(old, evidence.sequences)[tokens.kept]
+    engine = _flatten(named, evidence.sequences)[tokens.kept] - _flatten(previous, evidence.sequences)[tokens.kept]
+    energy = float(trainer @ trainer)
+    return float(engine @ trainer) / energy if energy else None
+
+
+def plain_gap(evidence: GateEvidence, named: tuple[Floats, ...]) -> float:
+    """Engine − trainer under the new adapter as it is served, nats per token (rms)."""
+    tokens = independent_tokens(evidence.sequences)
+    return _rms((_flatten(named, evidence.sequences) - _flatten(evidence.as_served[0], evidence.sequences))[tokens.kept])
 
 
 def _compare_one(against: str, engine: Floats, trainer: Floats, cluster: NDArray[np.int64], noise: float) -> GateComparison:
@@ -168,6 +239,12 @@ def _slope_error(trainer: Floats, residual: Floats, cluster: NDArray[np.int64], 
     return float(np.sqrt(correction * np.square(scores).sum()) / energy)
 
 
+def _mean_z(values: Floats, cluster: NDArray[np.int64]) -> float:
+    """Mean over its standard error, values correlated within clusters; 0 where all are zero."""
+    error = _slope_error(np.ones_like(values), values - values.mean(), cluster, float(values.size))
+    return float(values.mean() / error) if error > 0 else float(np.sign(values.mean()) * Z_LIMIT)
+
+
 def _cause(comparisons: Sequence[GateComparison], noise: float, first_version: bool) -> str:
     """The likeliest explanation of a refusal, in words."""
     if all(c.passed for c in comparisons):
@@ -182,7 +259,7 @@ def _cause(comparisons: Sequence[GateComparison], noise: float, first_version: b
     if first_version:
         return f"looks like no adapter is applied, or version 0 is served under the new name (slope {previous.slope:.2f})"
     if initial.slope > SLOPE_LOW / 2 and initial.z > Z_OF_SOMETHING:
-        return f"looks like the previous version under the new name (slope {previous.slope:.2f} against it)"
+        return f"looks like the previous version is served under the new name (slope {previous.slope:.2f} against it)"
     return f"looks like no adapter is applied (slope {previous.slope:.2f}; {initial.slope:.2f} against the base)"
 
 
@@ -204,7 +281,7 @@ def _flatten(rows: Sequence[Sequence[float]] | tuple[Floats, ...], sequences: Se
     return values
 
 
-def _independent_tokens(sequences: Sequence[Sequence[int]]) -> _Tokens:
+def independent_tokens(sequences: Sequence[Sequence[int]]) -> Tokens:
     """Keep each (prefix, token) once; number the blocks that the kept tokens lie in."""
     seen: set[int] = set()
     kept: list[bool] = []
@@ -222,7 +299,7 @@ def _independent_tokens(sequences: Sequence[Sequence[int]]) -> _Tokens:
             if new:
                 cluster.append(block)
         block += 1
-    return _Tokens(np.array(kept, dtype=np.bool_), np.array(cluster, dtype=np.int64))
+    return Tokens(np.array(kept, dtype=np.bool_), np.array(cluster, dtype=np.int64))
 
 
 def _rms(values: Floats) -> float:

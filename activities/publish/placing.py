@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 import uuid
 from pathlib import Path
+from typing import Any
 
 from activities.blobs import Blobs, digest_of
 from activities.errors import InputError
@@ -43,6 +46,21 @@ def materialise(blobs: Blobs, adapter: Digest, directory: Path, name: str) -> Pa
         shutil.rmtree(temporary, ignore_errors=True)
         if not _is_whole(target, manifest):
             raise
+    return target
+
+
+def variant(original: Path, name: str, factor: float) -> Path:
+    """A second directory beside `original` with the same weights under another name, alpha times `factor` in its configuration."""
+    target = original.parent / name
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    config: dict[str, Any] = json.loads((original / CONFIG).read_text(encoding="utf-8"))
+    config["lora_alpha"] *= factor
+    (target / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    try:
+        os.link(original / WEIGHTS, target / WEIGHTS)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(original / WEIGHTS, target / WEIGHTS)
     return target
 
 

@@ -22,25 +22,24 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from activities.blobs import Blobs
-from activities.engine_http import EngineClient, Generation, Sampling
+from activities.engine_http import EngineClient
 from activities.errors import EngineError, InputError, NotReady, PublishRefused
-from activities.publish.gate import EngineScores, GateResult, compare
-from activities.publish.placing import materialise, remove
+from activities.publish.gate import EngineScores, Names, compare, compare_names, plain_gap, served_share
+from activities.publish.placing import materialise, remove, variant
+from activities.publish.scoring import EngineApi, Scorer
 from activities.records import AdapterManifest, GateEvidence, PublishReport, RunStore
 from workflows.contracts.base import PolicyRef
 from workflows.contracts.messages import Published, PublishRequest
 
 Floats = NDArray[np.float64]
 
-TOKENS_PER_REQUEST = 8192
-SEQUENCES_PER_REQUEST = 16
-SCORE_SECONDS = 300.0
-"""For one scoring request; seconds on a GPU, but the embedded engine may share its cores."""
 _PROBES, _PROBE_TOKENS = 8, 48
 _IDENTITY_FLOOR = 2e-3
 """Nats (rms) that version 0 may lie from the base where the engine repeats itself exactly: one step at 4e-5 moves it more."""
 
 
+_PASSING = re.compile(r"-(x[0-9.]+|again)$")
+"""Names of adapters that are loaded for a proof and unloaded behind it."""
 _ONE_AT_A_TIME = threading.Lock()
 """A worker has one engine, and both its activities and its restorer publish to it."""
 
@@ -75,27 +74,6 @@ class EngineAccess(Protocol):
 
     def on_unloaded(self, names: tuple[str, ...]) -> None:
         """These adapters are not served any more."""
-
-
-class EngineApi(Protocol):
-    """What publishing needs of an engine's client; `EngineClient` is one."""
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        *,
-        adapter: str | None = None,
-        base: bool = False,
-        prompt_log_probs: bool = False,
-        timeout_seconds: float = 3600.0,
-    ) -> list[Generation]: ...
-
-    def load_adapter(self, name: str, directory: str) -> None: ...
-
-    def unload_adapter(self, name: str) -> None: ...
-
-    def loaded_adapters(self) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -189,8 +167,10 @@ class Publisher:
     progress: Callable[[str], None] = lambda _: None
     on_unloaded: Callable[[tuple[str, ...]], None] = lambda _: None
     """Told the names that the engine no longer serves."""
-    _new_tokens: int = field(default=0, init=False)
-    """Scoring asks for no new token, or for one where an engine refuses that."""
+    scorer: Scorer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scorer = Scorer(self.api, self.progress)
 
     def publish(self, store: RunStore, versions: Versions) -> PublishReport:
         """Load, prove, unload what is old.
@@ -221,6 +201,8 @@ class Publisher:
     # Loading --------------------------------------------------------------------------------------------------------------
     def _load(self, versions: Versions) -> None:
         loaded = self.api.loaded_adapters()
+        for name in (n for n in loaded if _PASSING.search(n) and n.startswith(_family(versions.policy))):
+            self._unload_quietly(name)  # of a proof that was cut off
         for policy in versions.needed:
             self.progress(f"loading {policy.name}")
             directory = materialise(self.blobs, policy.adapter, self.directory, policy.name)
@@ -232,7 +214,7 @@ class Publisher:
     def _unload_old(self, versions: Versions) -> None:
         """Unload this run's versions before the previous one, and never a later one, which a late retry of an old step may meet."""
         oldest_kept = versions.previous.version if versions.previous else 0
-        pattern = re.compile(re.escape(versions.policy.name.split("-v")[0]) + r"-v(\d{4,})-[0-9a-f]{12}")
+        pattern = re.compile(re.escape(_family(versions.policy)) + r"(\d{4,})-[0-9a-f]{12}")
         for name in self.api.loaded_adapters():
             match = pattern.fullmatch(name)
             if match and 0 < int(match.group(1)) < oldest_kept:
@@ -260,25 +242,43 @@ class Publisher:
         if policy.gate is None:
             raise InputError(f"{policy.name} has no gate evidence; only version 0 is published without")
         evidence = store.load(GateEvidence, policy.gate)
-        scores = {p.name: self.score(evidence.sequences, p.name) for p in versions.needed}
-        result = compare(
-            evidence,
-            EngineScores(scores[policy.name], scores[previous.name], scores[initial.name]),
-            first_version=previous.name == initial.name,
-        )
-        return self._report(policy, result)
-
-    def _report(self, policy: PolicyRef, result: GateResult) -> PublishReport:
+        plain = {p.name: self.scorer.score(evidence.sequences, p.name) for p in versions.needed}
+        named, before, start = plain[policy.name], plain[previous.name], plain[initial.name]
+        first = previous.name == initial.name
+        factor, name = evidence.amplification, None
+        if factor == 1:
+            result = compare(evidence, EngineScores(named, before, start), first_version=first)
+        else:
+            new = self._score_again(evidence, policy, f"x{factor:g}", factor)
+            old = start if first else self._score_again(evidence, previous, f"x{factor:g}", factor)
+            result = compare(evidence, EngineScores(new, old, start), first_version=first)
+            fresh = self._score_again(evidence, policy, "again", 1.0)
+            again = [self.scorer.score(evidence.sequences, p.name) for p in (policy, previous)]
+            name = compare_names(evidence, Names(named, fresh, before, start, *again), first_version=first)
+        share = served_share(evidence, named, before)
         return PublishReport(
             engine=self.engine,
             boot_id="",
             policy=policy.name,
             version=policy.version,
-            passed=result.passed,
+            passed=result.passed and (name is None or not name.cause),
             comparisons=result.comparisons,
-            engine_gap=result.engine_gap,
-            note=result.cause,
+            engine_gap=plain_gap(evidence, named),
+            amplification=factor,
+            served_share=share,
+            name_gap=name.gap if name else None,
+            note=result.cause or (name.cause if name else ""),
         )
+
+    def _score_again(self, evidence: GateEvidence, policy: PolicyRef, label: str, factor: float) -> tuple[Floats, ...]:
+        """The engine's log-probs under a version's files, given to it once more under a passing name, alpha times a factor."""
+        name = f"{policy.name}-{label}"
+        self.progress(f"loading {name}")
+        self.api.load_adapter(name, str(variant(self.directory / policy.name, name, factor)))
+        try:
+            return self.scorer.score(evidence.sequences, name)
+        finally:
+            self._unload_quietly(name)
 
     def _prove_initial(self, policy: PolicyRef) -> PublishReport:
         """Version 0 changes nothing: its stored B is zero, the engine lists it, and under it the base's log-probs come back."""
@@ -288,9 +288,9 @@ class Publisher:
         if any(tensor.any() for key, tensor in weights.items() if ".lora_B." in key):
             raise InputError(f"{policy.name} is version 0, but its lora_B is not zero")
         probes = _probes()
-        named = _joined(self.score(probes, policy.name))
-        base = _joined(self.score(probes, None))
-        alone = _joined([row for probe in probes for row in self.score([probe], None)])
+        named = _joined(self.scorer.score(probes, policy.name))
+        base = _joined(self.scorer.score(probes, None))
+        alone = _joined([row for probe in probes for row in self.scorer.score([probe], None)])
         # How far the engine lies from itself when it computes the same in other batches: its own arithmetic noise.
         bound = max(_IDENTITY_FLOOR, 4 * _rms(base - alone))
         gap = _rms(named - base)
@@ -304,50 +304,10 @@ class Publisher:
             note="" if gap <= bound else f"version 0 must equal the base, but lies {gap:.2g} nats (rms) from it, above {bound:.2g}",
         )
 
-    def score(self, sequences: Sequence[Sequence[int]], adapter: str | None) -> tuple[Floats, ...]:
-        """The engine's log-probs of every token but the first of each sequence, under an adapter or (None) the base model."""
-        out: list[Floats] = []
-        for part in _requests(sequences):
-            self.progress(f"scoring {adapter or 'the base'}: {len(out)}/{len(sequences)}")
-            out.extend(np.array(g.prompt_log_probs, dtype=np.float64) for g in self._ask(part, adapter))
-        return tuple(out)
 
-    def _ask(self, part: Sequence[Sequence[int]], adapter: str | None) -> list[Generation]:
-        def ask(new_tokens: int) -> list[Generation]:
-            return self.api.generate(
-                part,
-                Sampling(max_new_tokens=new_tokens, temperature=0.0),
-                adapter=adapter,
-                base=adapter is None,
-                prompt_log_probs=True,
-                timeout_seconds=SCORE_SECONDS,
-            )
-
-        if self._new_tokens:
-            return ask(self._new_tokens)
-        try:
-            return ask(0)
-        except EngineError as refused:
-            # Some engines want at least one new token. Any other trouble shows again here, and is reported as it was first.
-            try:
-                answer = ask(1)
-            except EngineError:
-                raise refused from None
-            self._new_tokens = 1
-            return answer
-
-
-def _requests(sequences: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
-    """Cut into requests of bounded size, in order."""
-    parts: list[list[Sequence[int]]] = []
-    tokens = 0
-    for sequence in sequences:
-        if not parts or len(parts[-1]) == SEQUENCES_PER_REQUEST or tokens + len(sequence) > TOKENS_PER_REQUEST:
-            parts.append([])
-            tokens = 0
-        parts[-1].append(sequence)
-        tokens += len(sequence)
-    return parts
+def _family(policy: PolicyRef) -> str:
+    """What the names of all versions of a run begin with."""
+    return policy.name.split("-v")[0] + "-v"
 
 
 def _probes() -> list[list[int]]:
@@ -366,4 +326,8 @@ def _rms(values: Floats) -> float:
 
 def _numbers(report: PublishReport) -> str:
     parts = [f"against {c.against}: {c.reason or 'passed'} over {c.tokens} tokens" for c in report.comparisons]
+    if report.amplification != 1:
+        parts.append(f"adapters amplified {report.amplification:g} times")
+    if report.name_gap is not None:
+        parts.append(f"the name lies {report.name_gap:.2g} nats (rms) from its own files")
     return "; ".join([*parts, f"engine gap {report.engine_gap:.2g} nats (rms)"])

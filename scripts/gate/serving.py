@@ -1,28 +1,41 @@
-"""What an engine answers when an adapter is served under a name, right or wrong, and what the gate says of it.
+"""What an engine answers under right and wrong adapters, and what the gate says of it.
 
-Every wrong one is a fault that has a name: the cause that an operator would find.
+Every fault has a name, the cause that an operator would find: the engine reads adapters wrongly (`loader`), it was given other
+files (`files`), or it serves something else under the name (`name`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load as read_safetensors
-from safetensors.numpy import save as write_safetensors
+from safetensors.numpy import load_file as read_safetensors
+from safetensors.numpy import save_file as write_safetensors
 
 from activities.engine_http import EngineClient
-from activities.publish.gate import EngineScores, GateResult, compare
-from activities.publish.placing import materialise, remove
-from activities.publish.publishing import Publisher
-from activities.records import AdapterManifest, RunStore
+from activities.publish.gate import EngineScores, GateResult, NameResult, Names, compare, compare_names, served_share
+from activities.publish.placing import WEIGHTS, materialise, variant
+from activities.publish.scoring import Scorer
+from activities.records import GateEvidence, RunStore
 from scripts.gate.steps import Update
 
 Scores = tuple[NDArray[np.float64], ...]
+
+
+@dataclass(frozen=True)
+class Served:
+    """An adapter as an engine gets it."""
+
+    adapter: str
+    """Digest of an AdapterManifest."""
+    factor: float = 1.0
+    """Times the alpha of its configuration."""
+    without_mlp: bool = False
+    """As an engine would serve it that ignores gate, up and down projections."""
 
 
 @dataclass
@@ -33,74 +46,105 @@ class Engine:
     store: RunStore
     directory: Path
     loads: int = 0
+    _scorer: Scorer = field(init=False)
 
-    @contextmanager
-    def serving(self, adapter: str) -> Iterator[str]:
-        """An adapter loaded under a fresh name."""
+    def __post_init__(self) -> None:
+        self._scorer = Scorer(self.client)
+
+    def score(self, served: Served, evidence: Sequence[GateEvidence]) -> list[Scores]:
+        """Log-probs of each evidence with the adapter loaded under a fresh name."""
         self.loads += 1
-        name = f"trial-{self.loads:06d}"
-        path = materialise(self.store.blobs, adapter, self.directory, name)
-        self.client.load_adapter(name, str(path))
+        folder = variant(self._files(served), f"trial-{self.loads:06d}", served.factor)
+        self.client.load_adapter(folder.name, str(folder))
         try:
-            yield name
+            return [self._scorer.score(e.sequences, folder.name) for e in evidence]
         finally:
-            self.client.unload_adapter(name)
-            remove(self.directory, name)
+            self.client.unload_adapter(folder.name)
+            shutil.rmtree(folder)
 
-    def score(self, adapter: str, sequences: tuple[tuple[int, ...], ...]) -> Scores:
-        publisher = Publisher(self.store.blobs, "trial", self.client, lambda: "", self.directory, lambda: 0.0)
-        with self.serving(adapter) as name:
-            return publisher.score(sequences, name)
+    def forget(self) -> None:
+        """Remove every adapter's files."""
+        shutil.rmtree(self.directory, ignore_errors=True)
 
-
-def scaled(store: RunStore, adapter: str, factor: float) -> str:
-    """The adapter as an engine would serve it that takes another alpha: every B times the factor."""
-    return _changed(store, adapter, lambda key, value: value * np.float32(factor) if ".lora_B." in key else value)
-
-
-def without_mlp(store: RunStore, adapter: str) -> str:
-    """The adapter as an engine would serve it that ignores gate, up and down projections."""
-    return _changed(store, adapter, lambda key, value: np.zeros_like(value) if ".mlp." in key and ".lora_B." in key else value)
-
-
-def _changed(store: RunStore, adapter: str, change: object) -> str:
-    assert callable(change)
-    manifest = store.load(AdapterManifest, adapter)
-    tensors = read_safetensors(store.blobs.get(manifest.weights))
-    weights = write_safetensors({k: np.ascontiguousarray(change(k, v)) for k, v in tensors.items()}, metadata={"format": "pt"})
-    return store.put(AdapterManifest(config=manifest.config, weights=store.blobs.put(weights)))
+    def _files(self, served: Served) -> Path:
+        original = self.directory / served.adapter
+        if not original.is_dir():
+            materialise(self.store.blobs, served.adapter, self.directory, served.adapter)
+        if not served.without_mlp:
+            return original
+        changed = self.directory / f"{served.adapter}-without-mlp"
+        if not changed.is_dir():
+            variant(original, changed.name, 1.0)
+            (changed / WEIGHTS).unlink()
+            tensors = read_safetensors(original / WEIGHTS)
+            kept = {k: np.zeros_like(v) if ".mlp." in k and ".lora_B." in k else v for k, v in tensors.items()}
+            write_safetensors(kept, changed / WEIGHTS, metadata={"format": "pt"})
+        return changed
 
 
-def served(update: Update, sibling: Update, stranger: Update) -> dict[str, str]:
-    """Adapter by what it is in place of version v+1.
+@dataclass(frozen=True)
+class Decision:
+    """The gate's, on one case."""
 
-    Args:
-        sibling: a step from the same version on other rollouts of the same grid.
-        stranger: a step of the same number in another run.
-    """
-    store, material = update.material.store, update.material
-    cases = {
-        "right": update.adapter,
-        "base (none applied)": material.initial.adapter,
-        "another run's v+1": stranger.adapter,
-        "same v, other rollouts": sibling.adapter,
-        "alpha doubled": scaled(store, update.adapter, 2.0),
-        "alpha halved": scaled(store, update.adapter, 0.5),
-        "MLP part ignored": without_mlp(store, update.adapter),
-    }
-    if material.policy.version > 0:
-        cases["version v"] = material.policy.adapter
-    return cases
+    weights: GateResult
+    name: NameResult | None
+    """Asked only where adapters are amplified, as in a publication."""
+    served_share: float | None
+
+    @property
+    def passed(self) -> bool:
+        return self.weights.passed and (self.name is None or not self.name.cause)
 
 
-def judge(engine: Engine, update: Update, sibling: Update, stranger: Update) -> dict[str, GateResult]:
-    """The gate's answer for each adapter served in place of the right one. References are scored once: they are the same."""
-    evidence, material = update.evidence, update.material
-    first = material.policy.version == 0
-    initial = engine.score(material.initial.adapter, evidence.sequences)
-    previous = initial if first else engine.score(material.policy.adapter, evidence.sequences)
-    out = {}
-    for name, adapter in served(update, sibling, stranger).items():
-        new = engine.score(adapter, evidence.sequences)
-        out[name] = compare(evidence, EngineScores(new, previous, initial), first_version=first)
-    return out
+@dataclass
+class Answers:
+    """The engine's answers to evidence of one update, all with one amplification. What a publication asks twice is asked twice."""
+
+    engine: Engine
+    update: Update
+    evidence: list[GateEvidence]
+    factor: float
+
+    def _score(self, adapter: str, factor: float = 1.0, without_mlp: bool = False) -> list[Scores]:
+        return self.engine.score(Served(adapter, factor, without_mlp), self.evidence)
+
+    def decide(self, sibling: Update, stranger: Update) -> dict[str, list[Decision]]:
+        """Every case, decided once for each evidence."""
+        update, k = self.update, self.factor
+        new, old, base = update.after.adapter, update.previous.adapter, update.material.initial.adapter
+        others = {"another run's": stranger.after.adapter, "a sibling's": sibling.after.adapter, "no": base}
+        if not update.is_first:
+            others["version v's"] = old
+        initial = self._score(base)
+        served = {"right": new, **others}
+        plain = {what: self._score(adapter) for what, adapter in served.items()}
+        before = initial if update.is_first else self._score(old)
+        old_again = self._score(base if update.is_first else old)
+
+        def pair(factor: float, without_mlp: bool = False) -> tuple[list[Scores], list[Scores]]:
+            reference = initial if update.is_first else self._score(old, factor, without_mlp)
+            return self._score(new, factor, without_mlp), reference
+
+        right, reference = pair(k) if k != 1 else (plain["right"], before)
+        loader = {"alpha doubled": pair(2 * k), "alpha halved": pair(k / 2), "MLP part ignored": pair(k, without_mlp=True)}
+        files = {what: self._score(adapter, k) if k != 1 else plain[what] for what, adapter in others.items()}
+        fresh = self._score(new) if k != 1 else plain["right"]
+        again = {what: self._score(adapter) for what, adapter in served.items()} if k != 1 else plain
+
+        def decisions(served: list[Scores], reference: list[Scores], name: str, fresh: list[Scores]) -> list[Decision]:
+            named = [Names(*rows) for rows in zip(plain[name], fresh, before, initial, again[name], old_again, strict=True)]
+            rows = zip(self.evidence, served, reference, initial, named, strict=True)
+            return [_decide(*row, first=update.is_first) for row in rows]
+
+        out = {"right": decisions(right, reference, "right", fresh)}
+        out |= {f"loader: {what}": decisions(*scores, "right", fresh) for what, scores in loader.items()}
+        out |= {f"files: {what} adapter": decisions(files[what], reference, what, plain[what]) for what in others}
+        if k != 1:
+            out |= {f"name: {what} adapter": decisions(right, reference, what, fresh) for what in others}
+        return out
+
+
+def _decide(evidence: GateEvidence, new: Scores, old: Scores, initial: Scores, names: Names, *, first: bool) -> Decision:
+    weights = compare(evidence, EngineScores(new, old, initial), first_version=first)
+    share = served_share(evidence, names.named, names.previous)
+    return Decision(weights, compare_names(evidence, names, first_version=first) if evidence.amplification != 1 else None, share)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from activities.publish import gate
-from activities.records import GateComparison
+from scripts.gate.serving import Decision
+
+RIGHT = "right"
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,26 @@ class Trial:
 
     run: str
     step: int
+    number: int
+    """Of its chain, from 0."""
+    evidence: int
+    """Which of the update's sets of evidence."""
     case: str
-    """`right`, or what was served instead."""
+    """`right`, or what was wrong."""
     passed: bool
+    factor: float
+    """By which adapters were amplified."""
     noise: float
     """Nats per token between engine and trainer, as the gate measured it."""
-    gap: float
     comparisons: tuple[dict[str, Any], ...]
+    served_share: float | None
+    name_gap: float | None
+    name_bound: float | None
+    name_cause: str
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.passed != (self.case == RIGHT)
 
 
 @dataclass(frozen=True)
@@ -40,9 +55,12 @@ class Bounds:
     noise_factor: float = gate.NOISE_FACTOR
     residual: bool = True
     """False: slope and z alone decide, as the gate would be without its residual test."""
+    name: bool = True
+    """False: without the comparison of names."""
 
     def accept(self, trial: Trial) -> bool:
-        return all(self._accept(c, trial.noise) for c in trial.comparisons)
+        weights = all(self._accept(c, trial.noise) for c in trial.comparisons)
+        return weights and not (self.name and trial.name_cause)
 
     def _accept(self, c: dict[str, Any], noise: float) -> bool:
         if c["trainer_rms"] == 0:
@@ -55,8 +73,11 @@ class Bounds:
 ALTERNATIVES = {
     "as chosen": Bounds(),
     "no residual test": Bounds(residual=False),
+    "no comparison of names": Bounds(name=False),
     "slope 0.3 to 1.7": Bounds(slope_low=0.3, slope_high=1.7),
+    "slope 0.6 to 1.4": Bounds(slope_low=0.6, slope_high=1.4),
     "slope 0.7 to 1.3": Bounds(slope_low=0.7, slope_high=1.3),
+    "slope 0.8 to 1.2": Bounds(slope_low=0.8, slope_high=1.2),
     "z above 3": Bounds(z=3.0),
     "z above 8": Bounds(z=8.0),
     "residual floor 0.1": Bounds(residual_floor=0.1),
@@ -65,10 +86,22 @@ ALTERNATIVES = {
 }
 
 
-def trial_of(run: str, step: int, case: str, result: gate.GateResult) -> Trial:
-    comparisons: Sequence[GateComparison] = result.comparisons
+def trial_of(run: str, step: int, number: int, evidence: int, case: str, factor: float, decision: Decision) -> Trial:
+    weights, name = decision.weights, decision.name
     return Trial(
-        run, step, case, result.passed, result.noise, result.engine_gap, tuple(c.model_dump(mode="json") for c in comparisons)
+        run=run,
+        step=step,
+        number=number,
+        evidence=evidence,
+        case=case,
+        passed=decision.passed,
+        factor=factor,
+        noise=weights.noise,
+        comparisons=tuple(c.model_dump(mode="json", exclude={"reason"}) for c in weights.comparisons),
+        served_share=decision.served_share,
+        name_gap=name.gap if name else None,
+        name_bound=name.bound if name else None,
+        name_cause=name.cause if name else "",
     )
 
 
@@ -82,15 +115,14 @@ def interval(hits: int, trials: int) -> tuple[float, float]:
 
 
 def rate_rows(trials: Iterable[Trial]) -> list[list[str]]:
-    """Per served adapter: trials, wrongly decided, interval, and where its slope and residual lie."""
+    """Per case: trials, wrongly decided, interval, and where its slope and residual against version v lie."""
     rows = []
     for case, found in _by_case(trials).items():
-        wrong = sum(t.passed != (case == "right") for t in found)
+        wrong = sum(t.is_wrong for t in found)
         low, high = interval(wrong, len(found))
-        slopes = [t.comparisons[0]["slope"] for t in found]
-        residuals = [t.comparisons[0]["residual"] for t in found]
-        kind = "false reject" if case == "right" else "false accept"
-        rows.append([case, str(len(found)), f"{wrong} {kind}", f"{low:.1%} to {high:.1%}", _spread(slopes), _spread(residuals)])
+        kind = "false reject" if case == RIGHT else "false accept"
+        spreads = [_spread([t.comparisons[0][key] for t in found]) for key in ("slope", "residual")]
+        rows.append([case, str(len(found)), f"{wrong} {kind}", f"{low:.1%} to {high:.1%}", *spreads])
     return rows
 
 
@@ -98,20 +130,41 @@ def alternative_rows(trials: Sequence[Trial]) -> list[list[str]]:
     """The same trials under other bounds: false rejects, and false accepts by case."""
     cases = _by_case(trials)
     return [
-        [name, *(str(sum(bounds.accept(t) != (case == "right") for t in found)) for case, found in cases.items())]
+        [name, *(str(sum(bounds.accept(t) != (case == RIGHT) for t in found)) for case, found in cases.items())]
         for name, bounds in ALTERNATIVES.items()
     ]
+
+
+def share_rows(trials: Iterable[Trial]) -> list[list[str]]:
+    """By the number of steps since version v: how much of a step the engine serves, and how it is compared."""
+    groups: dict[tuple[int, int], list[Trial]] = {}
+    for trial in trials:
+        if trial.case == RIGHT:
+            groups.setdefault((trial.step, trial.number), []).append(trial)
+
+    def row(key: tuple[int, int], found: list[Trial]) -> list[str]:
+        first, last = [t.comparisons[0] for t in found], [t.comparisons[-1] for t in found]
+        columns: list[Callable[[Trial], float]] = [lambda t: t.factor, lambda t: t.served_share or 0.0]
+        amplified = [_spread([column(t) for t in found]) for column in columns]
+        compared = [
+            _spread([c["trainer_rms"] for c in first]),
+            _spread([c["slope"] for c in first]),
+            _spread([c["slope"] for c in last]),
+        ]
+        return [f"{key[0] - 1} + {key[1] + 1}", str(len(found)), *amplified, *compared]
+
+    return [row(key, groups[key]) for key in sorted(groups)]
 
 
 def _by_case(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
     out: dict[str, list[Trial]] = {}
     for trial in trials:
         out.setdefault(trial.case, []).append(trial)
-    return out
+    return {case: out[case] for case in sorted(out, key=lambda c: (c != RIGHT, c))}
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"{min(values):.2f} / {statistics.median(values):.2f} / {max(values):.2f}"
+    return f"{min(values):.3g} / {statistics.median(values):.3g} / {max(values):.3g}"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -121,26 +174,38 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def report(trials: Sequence[Trial], about: dict[str, str]) -> str:
     """The section of one model and engine."""
-    updates = len({(t.run, t.step, i) for i, t in enumerate(t for t in trials if t.case == "right")})
+    updates = len({(t.run, t.step, t.number, t.factor, t.comparisons[0]["trainer_rms"]) for t in trials if t.case == RIGHT})
     noise = statistics.median(t.noise for t in trials)
-    moved = statistics.median(t.comparisons[0]["trainer_rms"] for t in trials)
     tokens = statistics.median(t.comparisons[0]["tokens"] for t in trials)
+    gaps = [t.name_gap for t in trials if t.case == RIGHT and t.name_gap is not None]
     head = [
         f"- model {about['model']}, engine {about['engine']}, learning rate {about['rate']}",
-        f"- {updates} single steps, each on half of a stored grid; evidence of {tokens:.0f} tokens (median)",
-        f"- one step moves a log-prob by {moved:.2g} nats (rms, median); engine and trainer differ by {noise:.2g} a token",
+        f"- {about['updates']} single steps on parts of grids; {updates} sets of evidence, {tokens:.0f} tokens each (median)",
+        f"- engine and trainer differ by {noise:.2g} nats a token (rms, median) under the reference adapters",
+        f"- the same files under two names: {_spread(gaps)} nats apart (rms)" if gaps else "- no adapter was amplified",
         f"- hardware: {about['hardware']}",
     ]
     cases = list(_by_case(trials))
     return "\n\n".join(
         [
             "\n".join(head),
-            markdown(
-                ["served under the new name", "trials", "wrong", "95 % interval", "slope min/median/max", "residual"],
-                rate_rows(trials),
-            ),
+            "Three numbers in a column are the least, the median and the largest.",
+            markdown(["what is wrong", "trials", "decided wrongly", "95 % interval", "slope", "residual"], rate_rows(trials)),
             "The same trials, decided by other bounds (number of wrong decisions):",
             markdown(["bounds", *cases], alternative_rows(trials)),
+            "The right adapter, by the steps taken: those of the run, then those of the trial at its own rate.",
+            markdown(
+                [
+                    "steps",
+                    "trials",
+                    "amplified",
+                    "share of the step that is served",
+                    "update rms as compared",
+                    "slope to v",
+                    "to 0",
+                ],
+                share_rows(trials),
+            ),
         ]
     )
 
@@ -155,9 +220,9 @@ def write(folder: Path, name: str, trials: Sequence[Trial], about: dict[str, str
 
 
 def _rounded(value: Any) -> Any:
-    """Six digits are more than the tables show."""
+    """Four digits are more than the tables show."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.4g}")
     if isinstance(value, dict):
         return {k: _rounded(v) for k, v in value.items()}
     return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value

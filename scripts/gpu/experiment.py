@@ -1,6 +1,7 @@
 """Named experiments, each leaving one JSON document in OUT with its command, hardware and versions.
 
     python -m scripts.gpu.experiment doctor_and_gate --out OUT --home HOME --model coder --grid 8x16 --steps 2
+    python -m scripts.gpu.experiment gate_rates      --out OUT --home HOME --model coder --grid 8x64 --steps 2 --gate="..."
     python -m scripts.gpu.experiment learning        --out OUT --home HOME --model coder --grid 8x64 --steps 8
     python -m scripts.gpu.experiment throughput      --out OUT --home HOME --model qwen3-8b --set sampling.max_new_tokens=512
     python -m scripts.gpu.experiment parity          --out OUT --tests tests/...
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import shlex
 import sys
 from pathlib import Path
 
 from scripts.gpu.lab import Lab, Wish
 
-EXPERIMENTS = ("doctor_and_gate", "learning", "throughput", "parity")
+EXPERIMENTS = ("doctor_and_gate", "gate_rates", "learning", "throughput", "parity")
 
 
 def parse(arguments: list[str]) -> tuple[str, Wish]:
@@ -34,6 +36,7 @@ def parse(arguments: list[str]) -> tuple[str, Wish]:
     parser.add_argument("--samples", type=int, default=512, help="responses of each policy to the fixed parent")
     parser.add_argument("--arms", nargs="+", default=[], help="of learning: only these of train, no-train, best-of-n")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every `tttd run`")
+    parser.add_argument("--gate", default="", help="for gate_rates: arguments of scripts.gate, in one string")
     parser.add_argument("--tests", nargs="*", default=[], help="for parity")
     options = parser.parse_args(arguments)
     groups, _, rollouts = options.grid.partition("x")
@@ -52,6 +55,7 @@ def parse(arguments: list[str]) -> tuple[str, Wish]:
         tests=tuple(options.tests),
         samples=options.samples,
         arms=tuple(options.arms),
+        gate=tuple(shlex.split(options.gate)),
     )
 
 

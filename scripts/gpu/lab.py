@@ -49,6 +49,8 @@ class Wish:
     samples: int = 512
     arms: tuple[str, ...] = ()
     """Of the experiment on learning; none: all."""
+    gate: tuple[str, ...] = ()
+    """Arguments of scripts.gate in the experiment on the gate's rates."""
 
 
 @dataclass
@@ -163,7 +165,8 @@ class Lab:
         print(f"{self.name}: {part} done", flush=True)
 
     @cached_property
-    def _sglang(self) -> str | None:
+    def engine_version(self) -> str | None:
+        """Of the real engine, as it says itself."""
         if self.settings.engine_kind != "sglang":
             return None
         for key in self.blobs.store.keys("fleet/engines/"):
@@ -178,7 +181,7 @@ class Lab:
         s = self.settings
         return {
             "kind": s.engine_kind,
-            "version": self._sglang,
+            "version": self.engine_version,
             "engines": s.engines,
             "gpus": s.engine_gpus,
             "memory_fraction": s.engine_memory_fraction,

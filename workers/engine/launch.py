@@ -61,8 +61,8 @@ def sglang_command(settings: Settings, model: Path, port: int) -> list[str]:
     if settings.engine_concurrency is not None:
         command += ["--max-running-requests", str(settings.engine_concurrency)]
     # Without adapters at the start, SGLang must be told what may come. Loaded ones lie in host memory: enough for every run that is
-    # remembered, so that none that was proved is ever evicted behind our back.
-    loaded = max(RUNS_REMEMBERED * _VERSIONS_PER_RUN + 1, settings.engine_lora_slots)
+    # remembered, a new version and a copy for its proof, so that none that was proved is ever evicted behind our back.
+    loaded = max(RUNS_REMEMBERED * _VERSIONS_PER_RUN + 2, settings.engine_lora_slots)
     command += ["--enable-lora", "--max-lora-rank", str(settings.engine_lora_rank), "--lora-target-modules", *PROJECTIONS]
     command += ["--max-loras-per-batch", str(settings.engine_lora_slots), "--max-loaded-loras", str(loaded)]
     return [*command, "--enable-metrics"]  # its worker passes them on
