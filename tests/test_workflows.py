@@ -357,6 +357,22 @@ async def test_pause_resume_extend_stop_and_their_refusals(client: Client, scrip
     assert result.step == 4
 
 
+async def test_an_extend_while_a_step_is_in_progress_outlives_the_step(client: Client, script: Script) -> None:
+    extended = False
+
+    def hold() -> None:
+        if not extended:
+            raise ApplicationError("not yet", type="NotReady")
+
+    script.on[names.SAMPLE] = hold
+    handle = await start(client, {**REQUEST, "search": {"groups": 2, "rollouts": 3, "steps": 1}})
+    await until(lambda s: s.phase.name == "step", handle)
+    assert await handle.execute_update(names.EXTEND, {"steps": 1}) == 2
+    extended = True
+    result = m.RunResult.model_validate(await handle.result())
+    assert (result.state, result.step) == ("completed", 2)
+
+
 async def test_stop_ends_after_the_step_in_progress(client: Client, script: Script) -> None:
     handle = await start(client, {**REQUEST, "search": {"groups": 2, "rollouts": 3, "steps": 500}})
     await until(lambda s: s.step >= 1, handle)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey
+from temporalio.common import SearchAttributeKey, WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError
 
 from workflows import names, policies
@@ -193,6 +193,8 @@ class DiscoveryRun:
                 ),
                 result_type=StepResult,
                 id=f"{workflow.info().workflow_id}/step/{step:06d}",
+                # A reset leaves the step in progress running; it must not keep the run from starting it again.
+                id_reuse_policy=WorkflowIDReusePolicy.TERMINATE_IF_RUNNING,
                 task_queue=names.CONTROL_QUEUE,
                 static_summary=f"step {step} of {p.task}: policy version {p.head.policy.version}",
             )
@@ -201,7 +203,9 @@ class DiscoveryRun:
                 raise
             self._error = f"step {step} failed: {explain(error)}"
             return False
-        self._progress = p.model_copy(update={"head": result.head, "recent": (*p.recent, result.summary)[-RECENT_STEPS:]})
+        # Not of `p`: the run may have been extended while the step was in progress.
+        recent = (*p.recent, result.summary)[-RECENT_STEPS:]
+        self._progress = self._progress.model_copy(update={"head": result.head, "recent": recent})
         return True
 
     def _should_continue_as_new(self) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from datetime import datetime
 
 from temporalio import workflow
+from temporalio.common import WorkflowIDReusePolicy
 
 from workflows import names, policies
 from workflows.calls import call
@@ -117,6 +118,7 @@ class DiscoveryStep:
             ),
             result_type=GroupResult,
             id=f"{workflow.info().workflow_id}/group/{group:02d}",
+            id_reuse_policy=WorkflowIDReusePolicy.TERMINATE_IF_RUNNING,  # of a step that a reset has started again
             task_queue=names.CONTROL_QUEUE,
             static_summary=f"group {group} of step {s.step}: {s.rollouts} rollouts from one parent",
         )
