@@ -18,7 +18,6 @@ from console.inquiry import NO_SUCH_RUN, GroupCache, Snapshot, look
 from console.lines import duration, note_lines, phase_line, step_line
 from console.screen import Screen
 from console.waits import find_waits
-from workflows import names
 from workflows.contracts.messages import RunResult, RunStatus, StepSummary
 from workflows.publishing import explain
 
@@ -103,7 +102,7 @@ class Follower:
         return None
 
     async def _closed(self, seen: Snapshot) -> Ending | None:
-        handle = self._w.client.get_workflow_handle(names.run_workflow_id(self._w.run_id), result_type=RunResult)
+        handle = self._w.client.get_workflow_handle(seen.workflow_id, result_type=RunResult)
         try:
             result = await handle.result()
         except WorkflowFailureError as error:
@@ -153,7 +152,10 @@ class Follower:
             return
         self._explained_at = now
         step = seen.step.step if seen.step else None
-        waits = await find_waits(self._w.client, self._w.run_id, step, seen.step.groups if seen.step else 0)
+        if not seen.workflow_id:
+            return
+        groups = seen.step.groups if seen.step else 0
+        waits = await find_waits(self._w.client, seen.workflow_id, step, groups, answered=seen.status is not None)
         patient = stalled_seconds < PATIENCE_SECONDS
         told = [wait for wait in waits if wait.advice and not (patient and wait.failure and wait.pollers)]
         advice = [f"{wait.failure} ({wait.advice})" if wait.failure else str(wait.advice) for wait in told]

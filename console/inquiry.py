@@ -14,7 +14,13 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowQueryFailedError, WorkflowQueryRejectedError
+from temporalio.client import (
+    Client,
+    WorkflowExecutionDescription,
+    WorkflowExecutionStatus,
+    WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
+)
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -50,6 +56,8 @@ class Snapshot:
     started: str | None = None
     model: str = ""
     """Its short name, from the search attributes; empty before the run was opened."""
+    workflow_id: str = ""
+    """`run/NAME`, or NAME alone for a run that was started under it; empty if Temporal has neither."""
 
     @property
     def is_running(self) -> bool:
@@ -66,22 +74,58 @@ class GroupCache:
 
 async def look(client: Client, run_id: str, cache: GroupCache | None = None) -> Snapshot:
     """One snapshot of a run; never raises for an absent server, worker or run."""
-    handle = client.get_workflow_handle(names.run_workflow_id(run_id))
     try:
-        description = await handle.describe(rpc_timeout=RPC_TIMEOUT)
-    except RPCError as error:
-        return Snapshot(None, missing=NO_SUCH_RUN if error.status is RPCStatusCode.NOT_FOUND else NO_SERVER)
+        description = await describe_run(client, run_id)
+    except RPCError:
+        return Snapshot(None, missing=NO_SERVER)
+    if description is None:
+        return Snapshot(None, missing=NO_SUCH_RUN)
     execution = description.status.name if description.status else "UNKNOWN"
-    started = description.start_time.isoformat()
-    status = await _query(client, names.run_workflow_id(run_id), RunStatus)
+    started, workflow_id = description.start_time.isoformat(), description.id
+    status = await _query(client, workflow_id, RunStatus)
     if status is None:
-        return Snapshot(execution, missing=NO_CONTROL, started=started)
+        return Snapshot(execution, missing=NO_CONTROL, started=started, workflow_id=workflow_id)
     step = grid = None
     if execution == WorkflowExecutionStatus.RUNNING.name and status.state == "running" and status.phase.name == "step":
-        step = await _query(client, names.step_workflow_id(run_id, status.step + 1), StepStatus)
+        step = await _query(client, step_id(workflow_id, status.step + 1), StepStatus)
         if step is not None and step.phase.name == "sample+judge":
-            grid = await _grid(client, run_id, step, status.higher_is_better, cache or GroupCache())
-    return Snapshot(execution, status, step, grid, started=started, model=description.typed_search_attributes.get(_MODEL) or "")
+            grid = await _grid(client, workflow_id, step, status.higher_is_better, cache or GroupCache())
+    model = description.typed_search_attributes.get(_MODEL) or ""
+    return Snapshot(execution, status, step, grid, started=started, model=model, workflow_id=workflow_id)
+
+
+async def describe_run(client: Client, run_id: str) -> WorkflowExecutionDescription | None:
+    """The newest execution of a run: `run/NAME`, or the one that somebody started as NAME if it is under way, or the only one.
+
+    Raises:
+        RPCError: the server does not answer.
+    """
+    found = await _describe(client, names.run_workflow_id(run_id))
+    if found is not None and found.status is WorkflowExecutionStatus.RUNNING:
+        return found
+    bare = await _describe(client, run_id)
+    if bare is None or bare.workflow_type != names.DISCOVERY_RUN:
+        return found
+    return bare if found is None or bare.status is WorkflowExecutionStatus.RUNNING else found
+
+
+async def _describe(client: Client, workflow_id: str) -> WorkflowExecutionDescription | None:
+    try:
+        return await client.get_workflow_handle(workflow_id).describe(rpc_timeout=RPC_TIMEOUT)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+
+
+def step_id(workflow_id: str, step: int) -> str:
+    """A step's workflow id, below whatever id its run has."""
+    return f"{workflow_id}/step/{step:06d}"
+
+
+def group_id(workflow_id: str, step: int, group: int) -> str:
+    """A group's workflow id, below whatever id its run has."""
+    return f"{step_id(workflow_id, step)}/group/{group:02d}"
 
 
 async def _query(client: Client, workflow_id: str, answer: type[M]) -> M | None:
@@ -94,7 +138,7 @@ async def _query(client: Client, workflow_id: str, answer: type[M]) -> M | None:
     return found
 
 
-async def _grid(client: Client, run_id: str, step: StepStatus, higher: bool, cache: GroupCache) -> GridReport:
+async def _grid(client: Client, workflow_id: str, step: StepStatus, higher: bool, cache: GroupCache) -> GridReport:
     key = (step.step, step.phase.since)
     if cache.key != key:
         cache.key, cache.done = key, {}
@@ -104,7 +148,7 @@ async def _grid(client: Client, run_id: str, step: StepStatus, higher: bool, cac
         if group in cache.done:
             return cache.done[group]
         async with limit:
-            found = await _query(client, names.group_workflow_id(run_id, step.step, group), GroupProgress)
+            found = await _query(client, group_id(workflow_id, step.step, group), GroupProgress)
         if found is not None and found.judged == found.rollouts:
             cache.done[group] = found
         return found
@@ -133,6 +177,11 @@ def sum_groups(found: Sequence[GroupProgress], groups: int, rollouts: int, highe
     )
 
 
-def web_link(ui: str | None, namespace: str, run_id: str) -> str | None:
-    """Address of the run's page in the Web UI, where this machine serves one."""
-    return ui and f"{ui}/namespaces/{quote(namespace, safe='')}/workflows/{quote(names.run_workflow_id(run_id), safe='')}"
+def web_link(ui: str | None, namespace: str, run_id: str, workflow_id: str = "") -> str | None:
+    """Address of the run's page in the Web UI, where this machine serves one.
+
+    Args:
+        workflow_id: if it is not `run/NAME`.
+    """
+    page = quote(workflow_id or names.run_workflow_id(run_id), safe="")
+    return ui and f"{ui}/namespaces/{quote(namespace, safe='')}/workflows/{page}"

@@ -81,6 +81,10 @@ def command(function: Callable[P, int | None]) -> Callable[P, None]:
 
 def sentence(error: BaseException) -> str:
     """An error in one line. What nobody foresaw also says its type, and how to see where it came from."""
+    from console.store_answers import is_of_s3, silent_text
+
+    if is_of_s3(error):
+        return silent_text(error)
     text = " ".join(str(error).split()) or "no message"
     return text if _is_foreseen(error) else f"unexpected {type(error).__name__}: {text} (TTTD_DEBUG=true shows where)"
 

@@ -14,7 +14,9 @@ from temporalio.service import RPCError
 
 from console import stored
 from console.inquiry import NO_CONTROL, NO_SERVER, NO_SUCH_RUN, Snapshot, look, web_link
+from console.output import Failure
 from console.status import RunReport, ServiceReport, ServicesReport, State, StatusList, StatusReport
+from console.store_answers import ask_store
 from console.waits import find_waits
 from workers import services
 from workers.connect import connect_options, connect_tasks
@@ -32,10 +34,11 @@ _CLOSED: Final[dict[str, State]] = {"FAILED": "failed", "TIMED_OUT": "failed", "
 _RESULT_SECONDS = 5.0
 _STORED_FIELDS: Final = ("step", "best_score", "best_known", "score_name", "policy_version", "commit", "recent")
 """Of a report: what a run has achieved, whichever execution did it."""
+_GOES_ON: Final = "what is shown comes from the store, and runs go on by themselves when the server is back"
 _MISSING_SENTENCES: Final = {
-    NO_SUCH_RUN: "Temporal does not know this run; what is shown comes from the store",
-    NO_SERVER: "the Temporal server does not answer; what is shown comes from the store",
-    NO_CONTROL: "no control worker answers; what is shown comes from the store",
+    NO_SUCH_RUN: "Temporal knows no workflow run/{run} and none called {run}",
+    NO_SERVER: "the Temporal server does not answer",
+    NO_CONTROL: "no control worker answers",
 }
 
 
@@ -59,24 +62,42 @@ async def whole_picture(where: Surroundings) -> StatusList:
     """Services and every run."""
     listed = await _listed(where) if where.client is not None else []
     known = {run.run_id for run in listed}
-    others = [run for run in stored.run_ids(where.blobs) if run not in known]
-    # Runs that only the store has are old ones, or all of them while Temporal is away.
-    rest = [report for run in reversed(others) if (report := _from_store(where, run)) is not None]
-    return StatusList(at=_now(), services=services_report(where), runs=(*listed, *rest))
+
+    def only_stored() -> list[RunReport]:
+        # Runs that only the store has are old ones, or all of them while Temporal is away.
+        others = [run for run in stored.run_ids(where.blobs) if run not in known]
+        return [report for run in reversed(others) if (report := _from_store(where, run)) is not None]
+
+    rest, problem = await ask_store(where.blobs, only_stored)
+    services = services_report(where).model_copy(update={"store_problem": problem})
+    return StatusList(at=_now(), services=services, runs=(*listed, *(rest or ())))
 
 
 async def one_run(where: Surroundings, run_id: str) -> StatusReport | None:
-    """One run in detail; None if neither Temporal nor the store knows it."""
+    """One run in detail; None if neither Temporal nor the store knows it.
+
+    Raises:
+        Failure: Temporal does not know it, or cannot be asked, and the store cannot be asked either.
+    """
+
+    def from_store() -> tuple[RunReport | None, str | None]:
+        kept = stored.find_run(where.blobs, run_id)
+        fork = None if kept is None else stored.lineage_of(kept.spec)
+        return _from_store(where, run_id), None if fork is None else f"{fork.run}@{fork.step}"
+
+    found, silent = await ask_store(where.blobs, from_store)
+    kept, fork_of = found or (None, None)
     if where.client is not None:
-        run = await _from_workflow(where, where.client, run_id)
+        run = await _from_workflow(where, where.client, run_id, kept)
     else:
-        run = _from_store(where, run_id, problem=where.problem)
+        run = kept and kept.model_copy(update={"problem": f"{where.problem}; {_GOES_ON}"})
+    services = services_report(where).model_copy(update={"store_problem": silent})
     if run is None:
+        if silent is not None:
+            raise Failure(f"{run_id}: {where.problem or _MISSING_SENTENCES[NO_SUCH_RUN].format(run=run_id)}; {silent}")
         return None
-    if (kept := stored.find_run(where.blobs, run_id)) is not None and (fork := stored.lineage_of(kept.spec)) is not None:
-        run = run.model_copy(update={"fork_of": f"{fork.run}@{fork.step}"})
     fields = {name: getattr(run, name) for name in RunReport.model_fields}
-    return StatusReport(at=_now(), services=services_report(where), **fields)
+    return StatusReport(at=_now(), services=services, **(fields | {"fork_of": fork_of}))
 
 
 def _now() -> str:
@@ -103,11 +124,15 @@ def services_report(where: Surroundings) -> ServicesReport:
 
 
 # One run ------------------------------------------------------------------------------------------------------------------
-async def _from_workflow(where: Surroundings, client: Client, run_id: str) -> RunReport | None:
+async def _from_workflow(where: Surroundings, client: Client, run_id: str, kept: RunReport | None) -> RunReport | None:
+    """Args:
+    kept: what the store says of it, if it can be asked.
+    """
     seen = await look(client, run_id)
     if seen.status is None:
-        report = _from_store(where, run_id, problem=_MISSING_SENTENCES.get(seen.missing or ""))
-        report = _unopened(where, run_id) if report is None and seen.execution is not None else report
+        why = _MISSING_SENTENCES.get(seen.missing or "", "").format(run=run_id)
+        report = kept and kept.model_copy(update={"problem": f"{why}; what is shown comes from the store"})
+        report = _unopened(run_id) if report is None and seen.execution is not None else report
         if report is None:
             return None
         extra: dict[str, Any] = {"execution": seen.execution, "started": seen.started, "web": _web(where, run_id, seen)}
@@ -115,15 +140,16 @@ async def _from_workflow(where: Surroundings, client: Client, run_id: str) -> Ru
             extra["state"] = _CLOSED.get(seen.execution, "unknown" if seen.is_running else report.state)
     else:
         report, extra = _from_status(where, seen, run_id), {}
-        if report.commit is None and (kept := _from_store(where, run_id)) is not None:
+        if report.commit is None and kept is not None:
             # The last execution never opened (a refused resume, say): what earlier ones committed is still there.
             stood = {name: getattr(kept, name) for name in _STORED_FIELDS}
             report = report.model_copy(update=stood)
     if seen.is_running:
         step = seen.step.step if seen.step else (report.step or 0) + 1
-        extra["waits"] = await find_waits(client, run_id, step, seen.step.groups if seen.step else 0)
+        groups = seen.step.groups if seen.step else 0
+        extra["waits"] = await find_waits(client, seen.workflow_id, step, groups, answered=seen.status is not None)
     elif seen.execution in ("FAILED", "TIMED_OUT"):
-        extra["error"] = await _why_failed(client, run_id)
+        extra["error"] = await _why_failed(client, seen.workflow_id)
     return report.model_copy(update=extra)
 
 
@@ -156,11 +182,13 @@ def _from_status(where: Surroundings, seen: Snapshot, run_id: str) -> RunReport:
 
 
 def _web(where: Surroundings, run_id: str, seen: Snapshot) -> str | None:
-    return web_link(where.ui, where.client.namespace, run_id) if where.client is not None and seen.execution is not None else None
+    if where.client is None or seen.execution is None:
+        return None
+    return web_link(where.ui, where.client.namespace, run_id, seen.workflow_id)
 
 
-async def _why_failed(client: Client, run_id: str) -> str | None:
-    handle = client.get_workflow_handle(names.run_workflow_id(run_id), result_type=RunResult)
+async def _why_failed(client: Client, workflow_id: str) -> str | None:
+    handle = client.get_workflow_handle(workflow_id, result_type=RunResult)
     try:
         await asyncio.wait_for(handle.result(), _RESULT_SECONDS)
     except WorkflowFailureError as error:
@@ -170,7 +198,7 @@ async def _why_failed(client: Client, run_id: str) -> str | None:
     return None
 
 
-def _from_store(where: Surroundings, run_id: str, problem: str | None = None) -> RunReport | None:
+def _from_store(where: Surroundings, run_id: str) -> RunReport | None:
     run = stored.find_run(where.blobs, run_id)
     if run is None:
         return None
@@ -192,12 +220,11 @@ def _from_store(where: Surroundings, run_id: str, problem: str | None = None) ->
         best_known=task.best_known if task else None,
         policy_version=run.head.policy.version if run.head else None,
         commit=run.commit,
-        problem=problem,
         recent=recent,
     )
 
 
-def _unopened(where: Surroundings, run_id: str) -> RunReport:
+def _unopened(run_id: str) -> RunReport:
     """A run that Temporal holds and the store has never heard of: nobody has opened it yet."""
     return RunReport(
         run_id=run_id,
@@ -245,7 +272,7 @@ def _from_list(where: Surroundings, execution: WorkflowExecution) -> RunReport:
         steps=None,
         best_score=attributes.get(names.ATTRIBUTE_BEST),
         policy_version=attributes.get(names.ATTRIBUTE_VERSION),
-        web=web_link(where.ui, execution.namespace, run_id),
+        web=web_link(where.ui, execution.namespace, run_id, execution.id),
     )
 
 

@@ -53,6 +53,8 @@ class ServicesReport(Report):
     processes: tuple[ServiceReport, ...] = ()
     home: str
     store: str
+    store_problem: str | None = None
+    """Why the object store cannot be asked, and what to do."""
     logs: str
 
 
@@ -89,7 +91,9 @@ class Wait(Report):
     attempts: int
     """Highest attempt among them; 1 is the first."""
     since: str | None = None
-    """ISO 8601: when the oldest of them was scheduled."""
+    """ISO 8601: when the oldest of them was scheduled; for work that is tried again, its first attempt."""
+    progress: str | None = None
+    """What a worker that does it told last: a phase, or a count."""
     failure: str | None = None
     """Last failure of any of them."""
     advice: str | None = None

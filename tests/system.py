@@ -91,7 +91,7 @@ class System:
     def pid(self, name: str) -> int:
         return self._processes[name].pid
 
-    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
         log = self.settings.logs.resolve() / f"{name}.log"
         with (self.settings.logs / f"{name}.out").open("ab") as output:
             process = subprocess.Popen(
@@ -99,7 +99,7 @@ class System:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self._environment | {"TTTD_LOG_FILE": str(log)},
+                env=self._environment | environment | {"TTTD_LOG_FILE": str(log)},
                 start_new_session=True,
             )
         self._processes[name] = process
@@ -116,22 +116,26 @@ class System:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=self._environment)
 
     # Runs -----------------------------------------------------------------------------------------------------------------
-    async def run(self, name: str, request: dict[str, Any], disturb: Callable[[], None] | None = None) -> m.RunResult:
-        """Start a run, disturb it, and wait for its end; one that blocks, or takes 400 s, fails with the ends of all logs."""
+    async def run(
+        self, name: str, request: dict[str, Any], disturb: Callable[[], None] | None = None, seconds: float = 400
+    ) -> m.RunResult:
+        """Start a run, disturb it, and wait for its end; one that blocks, or takes too long, fails with the ends of all logs."""
         client = await connect_temporal(self.settings)
         handle = await client.start_workflow(names.DISCOVERY_RUN, request, id=f"run/{name}", task_queue=names.CONTROL_QUEUE)
         if disturb is not None:
             await asyncio.to_thread(disturb)
         result = asyncio.create_task(handle.result())
         try:
-            for _ in range(200):
+            for _ in range(round(seconds / 2)):
                 done, _ = await asyncio.wait({result}, timeout=2)
-                if done:
+                if done and isinstance(result.exception(), RPCError):
+                    result = asyncio.create_task(handle.result())  # the server may be the one that was killed
+                elif done:
                     return m.RunResult.model_validate(result.result())
                 await self._fail_if_blocked(handle)
         finally:
             result.cancel()
-        raise AssertionError(f"run {name} did not end within 400 s; logs in {self.settings.logs}\n{self.log_tails()}")
+        raise AssertionError(f"run {name} did not end within {seconds:.0f} s; logs in {self.settings.logs}\n{self.log_tails()}")
 
     async def _fail_if_blocked(self, handle: WorkflowHandle[Any, Any]) -> None:
         try:
@@ -140,12 +144,12 @@ class System:
             return  # the control worker may be the one that was killed
         assert status.state != "blocked", f"{status.error}\n{self.log_tails()}"
 
-    def wait_for(self, what: str, condition: Callable[[], bool], seconds: float = 180) -> None:
+    def wait_for(self, what: str, condition: Callable[[], bool], seconds: float = 180, pause: float = 0.01) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what}: not within {seconds:.0f} s; logs in {self.settings.logs}\n{self.log_tails()}")
-            time.sleep(0.01)
+            time.sleep(pause)
 
     def entries(self, run: str, step: int, suffix: str) -> dict[str, str]:
         """Stored entries of a step by key: what was done, by digest."""

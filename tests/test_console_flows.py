@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -309,6 +310,9 @@ async def test_the_same_failure_again_and_again_is_shown_while_following(console
         (wait,) = report.waits
         assert (wait.kind, wait.failure) == (names.JUDGE, "JudgeError: no room in the sandbox")
         assert wait.attempts > 1
+        later = await console.until("flaky", lambda r: bool(r.waits) and r.waits[0].attempts > wait.attempts)
+        assert later.waits[0].since == wait.since, "a wait begins with its first attempt"
+        assert datetime.fromisoformat(wait.since or "") <= datetime.now(UTC)
         console.world.flaky.clear()
         assert (await console.end(follower)).code == 0
 
@@ -350,6 +354,9 @@ async def test_without_a_control_worker_status_and_watch_go_on(console: Console)
     report = await console.report("orphan")
     assert (report.execution, report.step, report.policy_version) == ("RUNNING", None, None)
     assert report.problem
+    (wait,) = report.waits
+    assert (wait.kind, wait.role) == ("workflow", "control")
+    assert "`tttd worker control`" in (wait.advice or "")
     follower = await console.begin("watch", "orphan")
     assert follower.stderr is not None
     assert "waiting for a control worker" in (await follower.stderr.readline()).decode()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from datetime import UTC, datetime
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import jsonschema
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
+from activities.blobs import Blobs
+from activities.errors import CorruptBlob
+from console import store_answers
+from console.cli.control import run_name
 from console.cli.status import list_lines, run_lines, service_lines
 from console.inquiry import sum_groups, web_link
 from console.status import SCHEMA_FILE, RunReport, ServicesReport, StatusList, StatusReport, Wait, schema_text
@@ -114,6 +122,62 @@ def test_a_worker_that_runs_something_is_there_even_if_it_does_not_poll() -> Non
     assert wait.advice is None
 
 
+def test_a_wait_is_as_old_as_its_first_attempt() -> None:
+    """Temporal tells when the next attempt is due, which may be in the future."""
+    again = replace(pending(attempt=9, failure="JudgeError: x", minute=11), first=NOW - timedelta(minutes=7))
+    (wait,) = summarise([again, pending(minute=8)], {names.JUDGE_QUEUE: POLLING}, NOW)
+    assert wait.since == "2026-01-01T00:03:00+00:00"
+
+
+def test_what_a_worker_told_of_its_work_is_shown() -> None:
+    told = replace(pending(running=True), progress="scoring v1: 3/8")
+    (wait,) = summarise([told, pending()], {names.JUDGE_QUEUE: POLLING}, NOW)
+    assert wait.progress == "scoring v1: 3/8"
+    assert " · at scoring v1: 3/8 · since " in wait_text(wait)
+
+
+def test_a_store_that_does_not_answer_a_worker_is_named() -> None:
+    advice = advise("judge", names.JUDGE_QUEUE, POLLING, "EndpointConnectionError: Could not connect")
+    assert "object store" in (advice or "")
+    assert "judge worker's host" in (advice or "")
+
+
+@pytest.mark.parametrize(
+    "given", ["first", "run/first", "run/first/step/000001", "run/first/step/000001/group/00", "first/step/000001"]
+)
+def test_a_run_is_known_by_every_workflow_id_of_it(given: str) -> None:
+    assert run_name(given) == "first"
+
+
+async def test_a_store_that_fails_is_a_sentence_and_not_the_end(blobs: Blobs) -> None:
+    def refuse() -> int:
+        raise EndpointConnectionError(endpoint_url="http://store:8333")
+
+    def damaged() -> int:
+        raise CorruptBlob("blob 00 is missing")
+
+    def wrong() -> int:
+        raise KeyError("a slip of ours")
+
+    assert await store_answers.ask_store(blobs, lambda: 3) == (3, None)
+    answer, why = await store_answers.ask_store(blobs, refuse)
+    assert answer is None
+    assert 'does not answer (Could not connect to the endpoint URL: "http://store:8333"): see whether' in (why or "")
+    assert await store_answers.ask_store(blobs, damaged) == (None, "blob 00 is missing")
+    with pytest.raises(KeyError):
+        await store_answers.ask_store(blobs, wrong)
+
+
+async def test_a_store_that_is_silent_holds_nobody_up(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_answers, "ANSWER_SECONDS", 0.1)
+    silence = threading.Event()
+    answer, why = await store_answers.ask_store(blobs, silence.wait)
+    assert answer is None
+    assert "did not answer within 0 s" in (why or "")
+    silence.set()
+    await asyncio.sleep(0.05)  # an answer that comes too late is nobody's
+
+
 def test_failures_show_the_worst_attempt_and_where_to_look() -> None:
     found = [pending(attempt=2, failure="JudgeError: no slot"), pending(attempt=7, failure="JudgeError: fork failed")]
     (wait,) = summarise(found, {names.JUDGE_QUEUE: POLLING}, NOW)
@@ -141,6 +205,10 @@ def test_run_lines_say_what_is_wrong_and_what_to_do() -> None:
     blocked = "\n".join(run_lines(run_report(state="blocked", error="step 4 failed: InputError: x")))
     assert "step 4 failed: InputError: x" in blocked
     assert "`tttd retry r1`" in blocked
+    since = Phase(name="paused", since="2026-01-01T00:00:00.5+00:00")
+    paused = "\n".join(run_lines(run_report(state="paused", phase=since), "the object store is silent"))
+    assert "waits     for a person since 2026-01-01T00:00:00\n          `tttd resume r1` lets it go on" in paused
+    assert "note      the object store is silent" in paused
 
 
 def test_list_says_where_a_line_comes_from() -> None:

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from console.cli.session import Session
 
 ANSWER_SECONDS = 20.0
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run id, as `tttd status` lists it.")]
+
+
+def run_name(given: str | None) -> str | None:
+    """A run's name from what people copy: also its workflow id `run/NAME`, or that of one of its steps or groups."""
+    return None if given is None else given.removeprefix("run/").partition("/step/")[0]
+
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", callback=run_name, help="Run id, as `tttd status` lists it.")]
 
 
 @command
@@ -109,12 +116,14 @@ async def send_update(client: Client, session: Session, run: str, name: str, arg
     from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
     from temporalio.service import RPCError
 
+    from console.inquiry import describe_run
     from workflows import names
     from workflows.publishing import explain
 
-    handle = client.get_workflow_handle(names.run_workflow_id(run))
     arguments = [] if argument is None else [argument]
     try:
+        found = await describe_run(client, run)
+        handle = client.get_workflow_handle(names.run_workflow_id(run) if found is None else found.id)
         return await asyncio.wait_for(handle.execute_update(name, args=arguments), ANSWER_SECONDS)
     except WorkflowUpdateFailedError as error:
         raise Failure(f"{run}: {explain(error).removeprefix('UpdateRefused: ')}") from None

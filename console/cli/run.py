@@ -130,7 +130,7 @@ async def follow_run(session: Session, client: Client, run_id: str, *, leave_blo
 
     from console.cli.session import ui_of
     from console.follow import Follower, Watched
-    from console.inquiry import web_link
+    from console.inquiry import look, web_link
     from console.screen import open_screen
     from console.stored import summary_of
 
@@ -139,7 +139,7 @@ async def follow_run(session: Session, client: Client, run_id: str, *, leave_blo
             client=client,
             run_id=run_id,
             screen=screen,
-            link=web_link(ui_of(session.settings), client.namespace, run_id),
+            link=web_link(ui_of(session.settings), client.namespace, run_id, (await look(client, run_id)).workflow_id),
             summary_of=lambda step: summary_of(session.blobs, run_id, step),
             wall=time.time,
             clock=time.monotonic,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from console.cli.control import run_name
 from console.output import OK, Failure, command, emit, emit_json
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @command
 def status(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id; without one, all runs.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", callback=run_name, help="Run id; without one, all runs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON (docs/status.schema.json).")] = False,
 ) -> int:
     """Show services and runs, or one run with everything it waits for. Works from the store when nobody answers."""
@@ -37,7 +38,7 @@ def status(
     if as_json:
         emit_json(report)
     else:
-        emit("\n".join(run_lines(report)))
+        emit("\n".join(run_lines(report, report.services.store_problem)))
     return OK
 
 
@@ -75,7 +76,9 @@ def service_lines(services: ServicesReport) -> list[str]:
     if services.ui and services.reachable:
         lines.append(f"Web UI    {services.ui}")
     running = (processes or "starting") if services.supervised else "none of `tttd up` on this machine"
-    return [*lines, f"services  {running}", f"store     {services.store}", f"logs      {services.logs}"]
+    lines += [f"services  {running}", f"store     {services.store}"]
+    lines += [f"note      {services.store_problem}"] if services.store_problem else []
+    return [*lines, f"logs      {services.logs}"]
 
 
 def list_lines(report: StatusList) -> list[str]:
@@ -90,8 +93,12 @@ def list_lines(report: StatusList) -> list[str]:
     return ["", *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)]
 
 
-def run_lines(run: RunReport) -> list[str]:
-    """One run for people: where it is, what it does, what it waits for and what to do."""
+def run_lines(run: RunReport, store_problem: str | None = None) -> list[str]:
+    """One run for people: where it is, what it does, what it waits for and what to do.
+
+    Args:
+        store_problem: why the object store could not be asked.
+    """
     from console.lines import SEPARATOR, grid_parts, note_lines, step_line
     from console.waits import wait_text
 
@@ -113,10 +120,13 @@ def run_lines(run: RunReport) -> list[str]:
         lines.append(f"grid      {SEPARATOR.join(grid_parts(run.grid))}")
     if run.error:
         lines.append(f"error     {run.error}")
+    if run.phase and run.state in ("paused", "blocked"):
+        lines.append(f"waits     for a person since {run.phase.since[:19]}")
+    if run.state == "paused":
+        lines.append(f"          `tttd resume {run.run_id}` lets it go on; `tttd stop {run.run_id}` ends it here")
     if run.state == "blocked":
         lines.append(f"          mend the cause, then `tttd retry {run.run_id}`; `tttd stop {run.run_id}` ends it here")
-    if run.problem:
-        lines.append(f"note      {run.problem}")
+    lines += [f"note      {problem}" for problem in (run.problem, store_problem) if problem]
     for wait in run.waits:
         lines.append(f"waits     {wait_text(wait)}")
         lines += [f"          {wait.advice}"] if wait.advice else []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from console.cli.control import RunArgument
+from console.cli.control import RunArgument, run_name
 from console.output import FAILED, OK, USAGE, Failure, command, emit, emit_json, say
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def size_text(size: int) -> str:
 
 @command
 def check(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id; without one, all runs.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", callback=run_name, help="Run id; without one, all runs.")] = None,
     bundle: Annotated[
         Path | None, typer.Option("--from", metavar="BUNDLE", help="Mend damaged and missing blobs from this bundle.")
     ] = None,
