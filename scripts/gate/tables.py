@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -211,18 +211,30 @@ def report(trials: Sequence[Trial], about: dict[str, str]) -> str:
 
 
 def write(folder: Path, name: str, trials: Sequence[Trial], about: dict[str, str]) -> None:
-    """`NAME.json` with every trial, and `NAME.md` with the tables."""
+    """`NAME.json` with every trial as a row, and `NAME.md` with the tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    data = {"about": about, "trials": [asdict(t) for t in trials]}
-    (folder / f"{name}.json").write_text(json.dumps(_rounded(data), separators=(",", ":")) + "\n")
+    lines = ",\n".join(json.dumps(_row(trial), separators=(",", ":")) for trial in trials)
+    head = f'"about":{json.dumps(about)},"columns":{json.dumps(COLUMNS)}'
+    (folder / f"{name}.json").write_text(f'{{{head},"trials":[\n{lines}\n]}}\n')
     title = f"# False accepts and false rejects of the publish gate: {name}"
     (folder / f"{name}.md").write_text(f"{title}\n\nMade by `{about['command']}`.\n\n{report(trials, about)}\n")
 
 
+_COMPARED = ("tokens", "slope", "z", "residual", "residual_bound", "trainer_rms")
+COLUMNS = [
+    *("run", "step", "number", "evidence", "case", "passed", "factor", "noise"),
+    *("served_share", "name_gap", "name_bound", "name_cause"),
+    *(f"{against}.{key}" for against in ("previous", "initial") for key in _COMPARED),
+]
+"""Of a row; version 0 is not compared again where it is the version before."""
+
+
+def _row(t: Trial) -> list[Any]:
+    own = [t.run, t.step, t.number, t.evidence, t.case, int(t.passed), t.factor, t.noise]
+    own += [t.served_share, t.name_gap, t.name_bound, t.name_cause]
+    return [_rounded(v) for v in [*own, *(c[key] for c in t.comparisons for key in _COMPARED)]]
+
+
 def _rounded(value: Any) -> Any:
     """Four digits are more than the tables show."""
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value
+    return float(f"{value:.4g}") if isinstance(value, float) else value
