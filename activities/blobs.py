@@ -16,10 +16,11 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from activities.errors import CorruptBlob, InputError, TransientError
@@ -27,6 +28,10 @@ from activities.errors import CorruptBlob, InputError, TransientError
 if TYPE_CHECKING:  # the type stubs are a development dependency
     from botocore.exceptions import ClientError
     from mypy_boto3_s3 import S3Client
+
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def digest_of(data: bytes) -> str:
@@ -389,6 +394,17 @@ def open_store(url: str, *, endpoint: str | None = None) -> ObjectStore:
     if parts.scheme == "" and url:
         return LocalStore(Path(url))
     raise InputError(f"store {url!r}: use a path, file:///path or s3://bucket/prefix")
+
+
+READERS = 8
+"""Reads of one caller at a time. boto3 keeps ten connections for all threads of a process."""
+
+
+def read_together(read: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """What `read` gives for each item, in their order, several at once: on S3 every document is a round trip, and a step has
+    thousands. The first error in that order is raised."""
+    with ThreadPoolExecutor(READERS, thread_name_prefix="reader") as pool:
+        return list(pool.map(read, items))
 
 
 class Blobs:

@@ -22,6 +22,7 @@ from activities.judge.judging import Case, judge, limits_of_task, reward_of
 from activities.judge.sandbox import Limits, Outcome, Program, Sandbox, Status, open_sandbox
 from activities.judge.slots import Slots
 from activities.records import Node, ParentPick, PlannedGroup, RolloutRecord, RunSpec, RunStore, StepPlan, Verdict
+from scripts.scale.counting import CountingStore
 from tasks.registry import TaskSource, judge_digest, load_task
 from workflows.contracts.base import Coordinate, RunRef
 from workflows.contracts.base import Outcome as Result
@@ -148,6 +149,24 @@ async def test_a_stored_verdict_is_returned_without_running_anything(run: Run, s
     second = await ActivityEnvironment().run(room(run, counting).judge, request)
     assert first == second
     assert counting.runs == 1
+
+
+async def test_a_slot_waits_for_as_few_reads_as_there_can_be(blobs: Blobs, sandbox: Sandbox) -> None:
+    store = CountingStore(blobs.store)
+    run = Run(Blobs(store))
+    judges = room(run, sandbox)
+    request = run.request(None)
+    first, second = request, request.model_copy(update={"at": AT.model_copy(update={"rollout": AT.rollout + 1})})
+    await ActivityEnvironment().run(judges.judge, first)
+    before = store.counts()
+    await ActivityEnvironment().run(judges.judge, second)
+    calls = {name: count.calls - before[name].calls for name, count in store.counts().items()}
+    assert {name: n for name, n in calls.items() if n} == {
+        "get entry": 1,  # is there a verdict?
+        "get blob": 2,  # the rollout, and whether the verdict's bytes are there already
+        "create blob": 1,
+        "create entry": 1,
+    }
 
 
 async def test_of_two_that_race_one_verdict_counts(run: Run, sandbox: Sandbox) -> None:

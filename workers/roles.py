@@ -29,6 +29,9 @@ from workflows import names
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
+WORKFLOW_TASKS = 8
+"""Taken at once by a control worker. They share one core, and Temporal's ten seconds for each begin when it is taken: with the
+SDK's 100, the first tasks of 64 groups x 64 rollouts ran out of time together, and began again together (docs/results/scale)."""
 _CONNECT_PAUSE_SECONDS = 1.0
 
 
@@ -132,6 +135,7 @@ async def _control(settings: Settings, client: Client, blobs: Blobs, serving: Se
             ],
             activity_executor=threads,
             max_concurrent_activities=8,
+            max_concurrent_workflow_tasks=WORKFLOW_TASKS,
             workflow_runner=workflow_runner(),
             graceful_shutdown_timeout=serving.drain,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from activities.blobs import digest_of
+from dataclasses import dataclass
+
+from activities.blobs import digest_of, read_together
 from activities.errors import IncompleteGrid
 from activities.records import Batch, BatchRow, RolloutRecord, RunStore, StepPlan, Verdict, canonical_json
 from workflows.contracts.base import Coordinate, Digest, Outcome, PolicyRef
@@ -25,22 +27,18 @@ def assemble(store: RunStore, step: int, plan: Digest, rollouts: int, policy: Po
     missing: list[Coordinate] = []
     unjudged: list[Coordinate] = []
     versions: dict[str, list[Coordinate]] = {}
-    for at in coordinates:
-        rollout = store.find(store.rollout_key(at, "rollout"))
-        verdict = store.find(store.rollout_key(at, "verdict"))
-        if rollout is None:
+    for at, found in zip(coordinates, read_together(lambda at: _look(store, at, parents[at.group]), coordinates), strict=True):
+        if found is None:
             missing.append(at)
             continue
-        record = store.load(RolloutRecord, rollout)
-        if record.policy_name != policy.name:
-            versions.setdefault(record.policy_name, []).append(at)
-        if verdict is None or not (judged := store.load(Verdict, verdict)).outcome.is_result:
+        if found.policy_name != policy.name:
+            versions.setdefault(found.policy_name, []).append(at)
+        if found.row is None and not found.contradiction:
             unjudged.append(at)
-            continue
-        if why := _contradiction(at, parents[at.group], record, judged):
-            contradictions.setdefault(why, []).append(at)
-            continue
-        rows.append(_row(at, rollout, verdict, record, judged))
+        elif found.row is None:
+            contradictions.setdefault(found.contradiction, []).append(at)
+        else:
+            rows.append(found.row)
     problems = [
         *([f"no rollout at {_list(missing)}"] if missing else []),
         *([f"no verdict at {_list(unjudged)}"] if unjudged else []),
@@ -50,6 +48,30 @@ def assemble(store: RunStore, step: int, plan: Digest, rollouts: int, policy: Po
     if problems:
         raise IncompleteGrid(f"step {step}: {len(rows)}/{len(coordinates)} rollouts complete; {'; '.join(problems)}")
     return Batch(step=step, policy_version=policy.version, plan=plan, rows=tuple(rows))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is kept of a stored rollout and its verdict; the whole records of a grid would fill a gigabyte."""
+
+    policy_name: str
+    row: BatchRow | None = None
+    """None: no verdict that is a result, or the documents contradict each other or the plan."""
+    contradiction: str = ""
+
+
+def _look(store: RunStore, at: Coordinate, parent: str) -> _Found | None:
+    """Read one coordinate; None if there is no rollout."""
+    rollout = store.find(store.rollout_key(at, "rollout"))
+    if rollout is None:
+        return None
+    record = store.load(RolloutRecord, rollout)
+    verdict = store.find(store.rollout_key(at, "verdict"))
+    if verdict is None or not (judged := store.load(Verdict, verdict)).outcome.is_result:
+        return _Found(record.policy_name)
+    if why := _contradiction(at, parent, record, judged):
+        return _Found(record.policy_name, contradiction=why)
+    return _Found(record.policy_name, _row(at, rollout, verdict, record, judged))
 
 
 def _contradiction(at: Coordinate, parent: str, record: RolloutRecord, judged: Verdict) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from activities.blobs import read_together
 from activities.commit.expand import make_child, parents_of
 from activities.errors import ArchiveFork
 from activities.records import ArchiveState, Batch, BatchRow, Node, RolloutRecord, RunStore, StepPlan, Verdict
@@ -76,7 +77,7 @@ def load_grid(store: RunStore, request: CommitRequest) -> Grid:
             f"{request.head.archive[:12]}. Resume the run from its last commit."
         )
     parents = parents_of(plan)
-    samples = tuple(_sample(store, row, parents[row.at.group]) for row in batch.rows)
+    samples = tuple(read_together(lambda row: _sample(store, row, parents[row.at.group]), batch.rows))
     return Grid(plan, samples, store.load(ArchiveState, request.head.archive))
 
 

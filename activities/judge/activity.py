@@ -19,7 +19,7 @@ from activities.records import SEED, RolloutRecord, RunSpec, RunStore, StepPlan,
 from tasks.environments import DEFAULT_DIRECTORY
 from tasks.registry import Task, TaskSource, judge_digest
 from workflows import names
-from workflows.contracts.base import Coordinate
+from workflows.contracts.base import Coordinate, RunRef
 from workflows.contracts.messages import Judged, JudgeRequest, JudgeSeedRequest
 
 
@@ -46,6 +46,7 @@ class JudgeActivities:
         self._slots = slots
         self._environments = environments
         self._services = services or {}
+        self._specs: dict[str, RunSpec] = {}
 
     @activity.defn(name=names.JUDGE)
     @translate_errors
@@ -56,9 +57,9 @@ class JudgeActivities:
             digest = await asyncio.to_thread(store.find, key)
             if digest is None:
                 judgement = await self._judge(store, request)
-                digest = await asyncio.to_thread(_claim, store, request.at, judgement)
-            # First stored verdict wins: a late duplicate (a zombie, a retry after a lost answer) reads the winner.
-            verdict = await asyncio.to_thread(store.load, Verdict, digest)
+                digest, verdict = await asyncio.to_thread(_claim, store, request.at, judgement)
+            else:
+                verdict = await asyncio.to_thread(store.load, Verdict, digest)
         return Judged(verdict=digest, outcome=verdict.outcome, score=verdict.score, reward=verdict.reward)
 
     @activity.defn(name=names.JUDGE_SEED)
@@ -75,14 +76,21 @@ class JudgeActivities:
             digest = await asyncio.to_thread(store.find, store.rollout_key(SEED, "verdict"))
             if digest is None:
                 judgement = await self._run(spec, task, Case(task.start_program(spec.start), spec.request.seed), SEED)
-                digest = await asyncio.to_thread(_claim, store, SEED, judgement)
-            verdict = await asyncio.to_thread(store.load, Verdict, digest)
+                digest, verdict = await asyncio.to_thread(_claim, store, SEED, judgement)
+            else:
+                verdict = await asyncio.to_thread(store.load, Verdict, digest)
         return Judged(verdict=digest, outcome=verdict.outcome, score=verdict.score, reward=verdict.reward)
 
     async def _judge(self, store: RunStore, request: JudgeRequest) -> Judgement:
-        spec = await asyncio.to_thread(store.spec, request.run)
+        spec = await asyncio.to_thread(self._spec, store, request.run)
         case = await asyncio.to_thread(_case, store, spec, request)
         return await self._run(spec, await asyncio.to_thread(self._tasks.of, spec), case, request.at)
+
+    def _spec(self, store: RunStore, run: RunRef) -> RunSpec:
+        """A slot waits while its worker reads, so what never changes is read once."""
+        if run.spec not in self._specs:
+            self._specs[run.spec] = store.spec(run)
+        return self._specs[run.spec]
 
     async def _run(self, spec: RunSpec, task: Task, case: Case, at: Coordinate) -> Judgement:
         _same_judge(task, spec)
@@ -99,9 +107,11 @@ class JudgeActivities:
         return judgement
 
 
-def _claim(store: RunStore, at: Coordinate, judgement: Judgement) -> str:
-    digest, _ = store.claim(store.rollout_key(at, "verdict"), verdict_of(judgement, at, store))
-    return digest
+def _claim(store: RunStore, at: Coordinate, judgement: Judgement) -> tuple[str, Verdict]:
+    """First stored verdict wins: a late duplicate (a zombie, a retry after a lost answer) reads the winner."""
+    verdict = verdict_of(judgement, at, store)
+    digest, won = store.claim(store.rollout_key(at, "verdict"), verdict)
+    return digest, verdict if won else store.load(Verdict, digest)
 
 
 def _same_judge(task: Task, spec: RunSpec) -> None:

@@ -5,20 +5,17 @@ Source: spec algorithm 4 (rollout record, barrier).
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from activities.blobs import read_together
 from activities.errors import IncompleteGrid, InputError
 from activities.records import Batch, BatchRow, RolloutRecord, RunStore, Verdict
 from workflows.contracts.base import Coordinate, Digest, PolicyRef
 
 Floats = NDArray[np.float64]
-
-_READERS = 8
-"""Blobs read at once: on S3 a grid of 512 rollouts is 1024 small reads, each a round trip."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,7 @@ def load_grid(store: RunStore, batch: Digest, step: int, policy: PolicyRef) -> G
             f"step {step}: the batch is of step {document.step} under policy version {document.policy_version}, "
             f"to be trained is step {step} from version {policy.version}"
         )
-    with ThreadPoolExecutor(_READERS) as pool:
-        rollouts = list(pool.map(lambda row: _rollout(store, row, policy), document.rows))
+    rollouts = read_together(lambda row: _rollout(store, row, policy), document.rows)
     groups: dict[int, list[GridRollout]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.at.group, []).append(rollout)

@@ -12,6 +12,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from activities.blobs import read_together
 from activities.errors import InputError
 from activities.records import BaseScores, RolloutRecord, RunStore
 from activities.train.backend import ScoredSequence, TrainerBackend
@@ -37,7 +38,7 @@ def score_group(store: RunStore, request: ScoreBaseRequest, backend: TrainerBack
     Raises:
         InputError: a digest is of a rollout of another step or group.
     """
-    records = [store.load(RolloutRecord, digest) for digest in request.rollouts]
+    records = read_together(lambda digest: store.load(RolloutRecord, digest), request.rollouts)
     for number, record in enumerate(records):
         if (record.at.step, record.at.group, record.at.rollout) != (request.step, request.group, number):
             raise InputError(f"step {request.step} group {request.group}: rollout {number} of the request is {record.at}")

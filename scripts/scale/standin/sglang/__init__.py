@@ -1,0 +1,1 @@
+"""Stands where SGLang would be, on the engine process's path alone."""
