@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from activities.blobs import Blobs, LocalStore, digest_of
+from activities.blobs import Blobs, LocalStore, digest_of, read_together
 from activities.errors import ConflictError, InputError, Retired
 from activities.records import RunSpec, RunStore
 from console.cli.metrics import step_lines
-from console.storage.bundle import MANIFEST, Manifest
+from console.storage.bundle import MANIFEST, BundleStore, Manifest
 from console.storage.checking import check_run
 from console.storage.collection import Wish, collect
 from console.storage.exporting import export_run
@@ -72,6 +72,15 @@ def test_the_same_run_gives_the_same_bytes_wherever_it_lies(
     for number, blobs in enumerate((run.chain.blobs, elsewhere)):
         export_run(blobs, run.chain.run_id, tmp_path / f"{number}.tar")
         assert (tmp_path / f"{number}.tar").read_bytes() == bundle.read_bytes()
+
+
+def test_a_bundle_is_read_by_many_threads_at_once(bundle: Path) -> None:
+    store = BundleStore(bundle)
+    keys = [key for key in store.keys("blobs/") for _ in range(20)]
+    assert len(set(keys)) > 20
+    for key, data in zip(keys, read_together(store.get, keys), strict=True):
+        assert key.endswith(digest_of(data))
+    store.close()
 
 
 def test_a_bundle_is_plain_files_and_says_what_they_are(bundle: Path, run: TrainedRun) -> None:

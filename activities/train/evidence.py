@@ -19,7 +19,7 @@ from activities.train.grid import Grid
 
 Floats = NDArray[np.float64]
 
-FEWEST_TOKENS, MOST_TOKENS = 2048, 16_384
+FEWEST_TOKENS, MOST_TOKENS = 1024, 16_384
 """Prompts included. Evidence grows by doubling from the one to the other, as long as the grid has more."""
 ASSUMED_NOISE = 0.06
 """Nats per token between a bfloat16 engine and its trainer, the noisiest that was measured."""

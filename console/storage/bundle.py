@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
@@ -115,6 +116,7 @@ class BundleStore(ObjectStore):
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._reading = threading.Lock()
         try:
             self._tar = tarfile.open(path, "r:")  # noqa: SIM115  closed by close()
             self._members = {member.name: member for member in self._tar.getmembers()}
@@ -148,10 +150,11 @@ class BundleStore(ObjectStore):
             raise InputError(f"{self._path}: entry {foreign} is not one of run {self.manifest.run}")
 
     def _data(self, member: tarfile.TarInfo) -> bytes:
-        file = self._tar.extractfile(member) if member.isfile() else None
-        if file is None:
-            raise InputError(f"{self._path}: {member.name} is no plain file")
-        return file.read()
+        with self._reading:  # all members share one file and its position
+            file = self._tar.extractfile(member) if member.isfile() else None
+            if file is None:
+                raise InputError(f"{self._path}: {member.name} is no plain file")
+            return file.read()
 
     def get(self, key: str) -> bytes:
         if key in self.manifest.entries:
