@@ -98,7 +98,7 @@ class EngineHost:
                 log.warning("engine_down", engine=self.engine_id, reason=reason, again_in_seconds=pause)
                 await asyncio.sleep(pause)
         finally:
-            await asyncio.to_thread(withdraw_notice, self._blobs, self.engine_id)
+            await self._withdraw_notice()
 
     async def _one_boot(self) -> str:
         await asyncio.to_thread(end_orphans, self._pidfile)
@@ -120,8 +120,16 @@ class EngineHost:
                 await asyncio.gather(*background, return_exceptions=True)
         finally:
             self._engine, self._verified = None, {}
-            await asyncio.to_thread(withdraw_notice, self._blobs, self.engine_id)
+            await self._withdraw_notice()
             await asyncio.to_thread(engine.stop)
+
+    async def _withdraw_notice(self) -> None:
+        """Tell samplers that the engine is gone. Where the store is away too, the notice goes stale by itself, and that must keep
+        neither what hangs from being killed nor the next engine from being started."""
+        try:
+            await asyncio.to_thread(withdraw_notice, self._blobs, self.engine_id)
+        except Exception:
+            log.exception("notice_not_withdrawn")
 
     async def _announce(self) -> None:
         while True:
