@@ -59,7 +59,8 @@ def test_a_cut_of_a_minute_in_the_middle_of_a_step_changes_nothing(found: dict[s
 def test_every_verdict_stands_once_and_none_that_was_stored_is_made_again(found: dict[str, Any]) -> None:
     assert found["verdicts"] == {"1": 8, "2": 8}
     assert (found["redone"], found["changed"]) == ([], [])
-    assert found["judged_after"] >= 8 - found["stored_before"]
+    in_flight = 2  # A judge each may have sent its verdict into the cut cable: it arrives afterwards, and its own attempt is gone by then.
+    assert found["judged_after"] >= 8 - found["stored_before"] - in_flight
 
 
 def test_status_says_while_the_link_is_cut_what_the_run_waits_for(found: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ def experiment(lab: Lab) -> None:
     """Both runs at once, then the trials on the engine that served them."""
     lab.up()
     with ThreadPoolExecutor(len(SEEDS)) as pool:
-        runs = list(pool.map(lambda seed: lab.run(f"gate-{seed}", f"seed={seed}"), SEEDS))
+        runs = list(pool.map(lambda seed: lab.run(f"rates-{seed}", f"seed={seed}"), SEEDS))
     lab.keep("runs", {run.run_id: gate_numbers(lab, run) for run in runs})
     for run in runs:
         lab.metrics(run.run_id)
