@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from activities.blobs import Blobs
 from activities.commit.expand import best_node, child_id
 from activities.errors import CorruptBlob, InputError
-from activities.records import SEED, ArchiveState, Node, RunSpec, RunStore, StepCommit, StepReport, Verdict, canonical_json, seed_at
+from activities.records import ArchiveState, Node, RunSpec, StepCommit, StepReport, Verdict, canonical_json
+from activities.run_store import SEED, RunStore, seed_at
 from console.lines import exact_digits
 from tasks.registry import Task, TaskError, TaskSource
 from workflows.contracts.base import RunId

@@ -20,7 +20,8 @@ from activities.blobs import Blobs
 from activities.commit.activity import CommitActivities
 from activities.models import PROJECTIONS
 from activities.open.activity import OpenActivities
-from activities.records import ArchiveState, RolloutRecord, RunStore, StepPlan, Verdict
+from activities.records import ArchiveState, RolloutRecord, StepPlan, Verdict
+from activities.run_store import RunStore
 from activities.select.activity import SelectActivities
 from tasks.bundles import BundleCache
 from tasks.registry import TaskSource

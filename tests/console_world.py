@@ -22,7 +22,8 @@ from activities.barrier.activity import BarrierActivities
 from activities.blobs import Blobs, LocalStore
 from activities.commit.activity import CommitActivities
 from activities.open.activity import OpenActivities
-from activities.records import SEED, PublishReport, RolloutRecord, RunStore, StepPlan, Verdict
+from activities.records import PublishReport, RolloutRecord, StepPlan, Verdict
+from activities.run_store import SEED, RunStore
 from activities.sample.prompt import template_digest_source
 from activities.select.activity import SelectActivities
 from tasks.registry import TaskSource

@@ -20,7 +20,8 @@ from temporalio.client import WorkflowHandle, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
 from activities.blobs import Blobs, LocalStore
-from activities.records import ArchiveState, RunStore, StepCommit
+from activities.records import ArchiveState, StepCommit
+from activities.run_store import RunStore
 from workers import temporal_server
 from workers.connect import connect_temporal
 from workers.settings import Settings

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from activities.errors import InputError
-from activities.records import RunStore, StepCommit
+from activities.records import StepCommit
+from activities.run_store import RunStore
 from console.launch import ask, continuation, fresh_names, is_finished, stored_run, with_free_name
 from console.main import app
 from console.status import StatusReport

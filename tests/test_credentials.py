@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from activities.blobs import Blobs, S3Store
-from activities.records import RunStore
+from activities.run_store import RunStore
 from tests.bundles import holding_word
 from tests.system import ROLES, SHORT_TIMEOUTS, System
 from tests.test_deploy_store import Store, secret, store  # noqa: F401  a fixture

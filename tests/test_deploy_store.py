@@ -22,7 +22,8 @@ from botocore.exceptions import ClientError
 from mypy_boto3_s3 import S3Client
 
 from activities.blobs import Blobs, S3Store
-from activities.records import RunStore, StepCommit
+from activities.records import StepCommit
+from activities.run_store import RunStore
 from tests.system import ROLES, SHORT_TIMEOUTS, System, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -15,7 +15,8 @@ import pytest
 
 from activities.engine_http import EngineClient
 from activities.fleet import read_notice
-from activities.records import RolloutRecord, RunStore, StepReport
+from activities.records import RolloutRecord, StepReport
+from activities.run_store import RunStore
 from tests.system import SHORT_TIMEOUTS, System, coordinates
 from tests.unreliable import Orders
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from activities.blobs import Blobs, LocalStore
-from activities.records import Checkpoint, ForkOrigin, RunStore, StepCommit
+from activities.records import Checkpoint, ForkOrigin, StepCommit
+from activities.run_store import RunStore
 from console.storage.checking import check_run
 from console.storage.retention import kept_steps, read_history
 from tests.system import SHORT_TIMEOUTS, System

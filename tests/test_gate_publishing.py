@@ -19,7 +19,8 @@ from activities.errors import EngineError, InputError, NotReady, PublishRefused
 from activities.open.identity_adapter import make_initial_policy
 from activities.publish.placing import materialise
 from activities.publish.publishing import Publisher, Versions
-from activities.records import AdapterManifest, RunStore
+from activities.records import AdapterManifest
+from activities.run_store import RunStore
 from activities.train.backend import ScoredSequence, TrainerState
 from activities.train.evidence import amplify
 from activities.train.fake import FakeSearch, make_model

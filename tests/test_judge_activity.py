@@ -21,7 +21,8 @@ from activities.judge.activity import JudgeActivities
 from activities.judge.judging import Case, judge, limits_of_task, reward_of
 from activities.judge.sandbox import Limits, Outcome, Program, Sandbox, Status, open_sandbox
 from activities.judge.slots import Slots
-from activities.records import Node, ParentPick, PlannedGroup, RolloutRecord, RunSpec, RunStore, StepPlan, Verdict
+from activities.records import Node, ParentPick, PlannedGroup, RolloutRecord, RunSpec, StepPlan, Verdict
+from activities.run_store import RunStore
 from scripts.scale.counting import CountingStore
 from tasks.registry import TaskSource, judge_digest, load_task
 from workflows.contracts.base import Coordinate, RunRef

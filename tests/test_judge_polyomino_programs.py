@@ -23,7 +23,8 @@ from activities.judge.sandbox import Limits, Outcome, Program, Sandbox, Status, 
 from activities.judge.sandbox.cpp_toolchain import installed
 from activities.judge.single import judge_file
 from activities.open.resolve import resolve
-from activities.records import Node, RunStore
+from activities.records import Node
+from activities.run_store import RunStore
 from activities.sample.extract import FENCES, extract_program
 from activities.sample.prompt import ParentView, render_prompt, template_digest_source
 from activities.sample.sampling import views

@@ -21,7 +21,8 @@ import torch
 from activities.blobs import Blobs, digest_of
 from activities.errors import InputError
 from activities.open.identity_adapter import make_initial_policy
-from activities.records import GateEvidence, RunStore
+from activities.records import GateEvidence
+from activities.run_store import RunStore
 from activities.train.backend import Floats, ScoredSequence, TrainerBackend, TrainerState
 from activities.train.checkpoints import write_state
 from activities.train.fake import FakeSearch, make_model

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.records import RunStore, StepReport
+from activities.records import StepReport
+from activities.run_store import RunStore
 from tests.system import SHORT_TIMEOUTS, System
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

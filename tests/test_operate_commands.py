@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from activities.blobs import Blobs, LocalStore
-from activities.records import RunStore, StepCommit
+from activities.records import StepCommit
+from activities.run_store import RunStore
 from console.stored import find_run
 from tests.system import free_port
 from workers.temporal_server import find_temporal

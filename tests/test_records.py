@@ -13,17 +13,8 @@ from pydantic import ValidationError
 
 from activities.blobs import Blobs, digest_of
 from activities.errors import CorruptBlob
-from activities.records import (
-    ArchiveState,
-    Checkpoint,
-    Node,
-    RolloutRecord,
-    RunStore,
-    StepCommit,
-    Verdict,
-    canonical_json,
-    policy_name,
-)
+from activities.records import ArchiveState, Checkpoint, Node, RolloutRecord, StepCommit, Verdict, canonical_json, policy_name
+from activities.run_store import RunStore
 from workflows.contracts.base import Coordinate, Outcome, PolicyRef
 from workflows.names import group_workflow_id, step_workflow_id
 

@@ -13,7 +13,8 @@ import pytest
 
 from activities.blobs import Blobs, LocalStore, digest_of, read_together
 from activities.errors import ConflictError, InputError, Retired
-from activities.records import RunSpec, RunStore
+from activities.records import RunSpec
+from activities.run_store import RunStore
 from console.cli.metrics import step_lines
 from console.storage.bundle import MANIFEST, BundleStore, Manifest
 from console.storage.checking import check_run

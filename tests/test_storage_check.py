@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from activities.blobs import Blobs
 from activities.errors import InputError
-from activities.records import AdapterManifest, Batch, RolloutRecord, RunStore, StepCommit, Verdict, canonical_json
+from activities.records import AdapterManifest, Batch, RolloutRecord, StepCommit, Verdict, canonical_json
+from activities.run_store import RunStore
 from console.main import app
 from console.storage.bundle import BundleStore
 from console.storage.checking import Checked, check_run

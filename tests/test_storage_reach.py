@@ -10,7 +10,8 @@ import pytest
 from activities.blobs import Blobs, LocalStore
 from activities.errors import InputError, Retired
 from activities.open.whole import check_whole
-from activities.records import AdapterManifest, ArchiveState, Batch, Checkpoint, RunStore, StepCommit, canonical_json
+from activities.records import AdapterManifest, ArchiveState, Batch, Checkpoint, StepCommit, canonical_json
+from activities.run_store import RunStore
 from console.storage.checking import check_run
 from console.storage.collection import Collected, Wish, collect
 from console.storage.reach import Kind, Reach, reach, read_entries

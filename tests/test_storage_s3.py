@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from activities.blobs import Blobs, S3Store
-from activities.records import AdapterManifest, RunStore, StepCommit
+from activities.records import AdapterManifest, StepCommit
+from activities.run_store import RunStore
 from console.storage.checking import check_run
 from tests.system import SHORT_TIMEOUTS, System
 from tests.test_deploy_store import Store, secret, store  # noqa: F401  a fixture

@@ -14,7 +14,8 @@ from activities.blobs import Blobs
 from activities.judge.activity import JudgeActivities
 from activities.judge.sandbox import Isolation, Limits, Outcome, Program, Sandbox, Status
 from activities.judge.slots import Slots
-from activities.records import SEED, RunStore, Verdict
+from activities.records import Verdict
+from activities.run_store import SEED, RunStore
 from console.launch import ask, launch
 from console.stored import best_answer
 from console.task_new import new_task

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.records import ArchiveState, RolloutRecord, RunStore, StepPlan, Verdict, seed_at
+from activities.records import ArchiveState, RolloutRecord, StepPlan, Verdict
+from activities.run_store import RunStore, seed_at
 from activities.sample.tokens import PromptCodec
 from tasks.registry import load_task
 from tests.system import SHORT_TIMEOUTS, System

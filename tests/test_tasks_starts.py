@@ -19,7 +19,8 @@ from activities.judge.activity import JudgeActivities
 from activities.judge.sandbox import Sandbox, open_sandbox
 from activities.judge.single import judge_file
 from activities.judge.slots import Slots
-from activities.records import Node, RunStore, Verdict, seed_at
+from activities.records import Node, Verdict
+from activities.run_store import RunStore, seed_at
 from tasks.errors import TaskError
 from tasks.registry import Task, load_task, read_task, task_digest
 from tasks.starts import grade_answer, root_answer, verdicts_needed

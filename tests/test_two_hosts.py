@@ -59,7 +59,7 @@ def test_a_cut_of_a_minute_in_the_middle_of_a_step_changes_nothing(found: dict[s
 def test_every_verdict_stands_once_and_none_that_was_stored_is_made_again(found: dict[str, Any]) -> None:
     assert found["verdicts"] == {"1": 8, "2": 8}
     assert (found["redone"], found["changed"]) == ([], [])
-    in_flight = 2  # A judge each may have sent its verdict into the cut cable: it arrives afterwards, and its own attempt is gone by then.
+    in_flight = 2  # A verdict that a judge sent into the cut cable arrives afterwards, when the attempt that made it is gone.
     assert found["judged_after"] >= 8 - found["stored_before"] - in_flight
 
 

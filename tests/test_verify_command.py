@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner, Result
 
-from activities.records import RunStore
+from activities.run_store import RunStore
 from console.main import app
 from console.output import FAILED, OK, USAGE, VERIFICATION_FAILED
 from console.stored import best_answer

@@ -19,7 +19,8 @@ from activities.errors import PublishRefused
 from activities.fleet import read_notice
 from activities.publish.placing import materialise
 from activities.publish.publishing import publish
-from activities.records import ArchiveState, RunStore, StepCommit, StepReport
+from activities.records import ArchiveState, StepCommit, StepReport
+from activities.run_store import RunStore
 from tests.system import SHORT_TIMEOUTS, System, coordinates
 from workflows.contracts.base import Outcome, RunRef
 from workflows.contracts.messages import PublishRequest

@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 
 from activities.blobs import Blobs
 from activities.commit.metrics import describe
-from activities.records import RunStore, StepReport
+from activities.records import StepReport
+from activities.run_store import RunStore
 from workflows.contracts.base import RunRef
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()

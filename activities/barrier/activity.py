@@ -7,7 +7,8 @@ from temporalio import activity
 from activities.barrier.assemble import assemble
 from activities.blobs import Blobs
 from activities.context import control_activity
-from activities.records import Batch, RunStore
+from activities.records import Batch
+from activities.run_store import RunStore
 from tasks.registry import TaskSource
 from workflows import names
 from workflows.contracts.base import Outcome

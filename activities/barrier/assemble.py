@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from activities.blobs import digest_of, read_together
 from activities.errors import IncompleteGrid
-from activities.records import Batch, BatchRow, RolloutRecord, RunStore, StepPlan, Verdict, canonical_json
+from activities.records import Batch, BatchRow, RolloutRecord, StepPlan, Verdict, canonical_json
+from activities.run_store import RunStore
 from workflows.contracts.base import Coordinate, Digest, Outcome, PolicyRef
 
 _NAMED = 8

@@ -7,7 +7,7 @@ from temporalio import activity
 from activities.blobs import Blobs
 from activities.commit.committing import commit_step
 from activities.context import control_activity, log
-from activities.records import RunStore
+from activities.run_store import RunStore
 from tasks.registry import TaskSource
 from workflows import names
 from workflows.contracts.messages import CommitRequest, Committed

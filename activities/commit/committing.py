@@ -8,7 +8,8 @@ from activities.commit.expand import best_node, expand
 from activities.commit.grid import Grid, Sample, load_grid
 from activities.commit.measuring import improved, measure_step, new_answers
 from activities.errors import ArchiveFork
-from activities.records import ArchiveState, CommitRow, PublishReport, RunSpec, RunStore, StepCommit, StepReport, TrainRecord
+from activities.records import ArchiveState, CommitRow, PublishReport, RunSpec, StepCommit, StepReport, TrainRecord
+from activities.run_store import RunStore
 from workflows.contracts.base import Head, Outcome
 from workflows.contracts.messages import CommitRequest, Committed, StepSummary
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from activities.blobs import read_together
 from activities.commit.expand import make_child, parents_of
 from activities.errors import ArchiveFork
-from activities.records import ArchiveState, Batch, BatchRow, Node, RolloutRecord, RunStore, StepPlan, Verdict
+from activities.records import ArchiveState, Batch, BatchRow, Node, RolloutRecord, StepPlan, Verdict
+from activities.run_store import RunStore
 from workflows.contracts.base import Outcome
 from workflows.contracts.messages import CommitRequest
 

@@ -15,7 +15,8 @@ from activities.judge.judging import Case, Judgement, judge, limits_of, stored_c
 from activities.judge.sandbox import Sandbox
 from activities.judge.seeding import certify_roots
 from activities.judge.slots import Slots
-from activities.records import SEED, RolloutRecord, RunSpec, RunStore, StepPlan, Verdict
+from activities.records import RolloutRecord, RunSpec, StepPlan, Verdict
+from activities.run_store import SEED, RunStore
 from tasks.environments import DEFAULT_DIRECTORY
 from tasks.registry import Task, TaskSource, judge_digest
 from workflows import names

@@ -18,7 +18,8 @@ from activities.errors import InputError, JudgeError
 from activities.judge.cases import Services, ask_service, compile_message, run_cases
 from activities.judge.sandbox import Limits, Program, Sandbox, Status
 from activities.judge.sandbox import Outcome as RunOutcome
-from activities.records import Resources, RunSpec, RunStore, Verdict
+from activities.records import Resources, RunSpec, Verdict
+from activities.run_store import RunStore
 from tasks.environments import DEFAULT_DIRECTORY
 from tasks.errors import EnvironmentMissing, JudgeFault, place_of
 from tasks.judging import CasesJudge, Grade, ServiceJudge, TaskJudge

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from activities.errors import InputError
 from activities.judge.judging import certify, verdict_of
-from activities.records import RunSpec, RunStore, seed_at
+from activities.records import RunSpec
+from activities.run_store import RunStore, seed_at
 from tasks.registry import Task, TaskError
 from tasks.starts import grade_answer, root_answer, verdicts_needed
 

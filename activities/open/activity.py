@@ -12,7 +12,8 @@ from activities.models import find_model, model_digest
 from activities.open.forking import check_fork, with_origin
 from activities.open.opening import open_run, verdict_keys
 from activities.open.resolve import check_identity, resolve
-from activities.records import RunSpec, RunStore
+from activities.records import RunSpec
+from activities.run_store import RunStore
 from tasks.bundles import pack
 from tasks.registry import TaskSource
 from workflows import names

@@ -10,7 +10,8 @@ from __future__ import annotations
 from activities.blobs import Blobs
 from activities.errors import InputError
 from activities.open.whole import check_whole
-from activities.records import ForkOrigin, RunSpec, RunStore, StepCommit, policy_name
+from activities.records import ForkOrigin, RunSpec, StepCommit, policy_name
+from activities.run_store import RunStore
 from workflows.contracts.base import PolicyRef
 from workflows.contracts.request import ForkSettings, RunRequest
 

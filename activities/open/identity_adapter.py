@@ -13,7 +13,8 @@ import numpy as np
 import safetensors.numpy
 
 from activities.models import PROJECTIONS, linear_shapes
-from activities.records import AdapterManifest, Checkpoint, RunSpec, RunStore, canonical_json, policy_name
+from activities.records import AdapterManifest, Checkpoint, RunSpec, canonical_json, policy_name
+from activities.run_store import RunStore
 from workflows.contracts.base import PolicyRef
 
 

@@ -9,7 +9,8 @@ from activities.errors import ArchiveFork, InputError
 from activities.open.forking import commit_fork
 from activities.open.identity_adapter import make_initial_policy
 from activities.open.whole import check_whole
-from activities.records import ArchiveState, Node, RunSpec, RunStore, StepCommit, StepReport, Verdict, seed_at
+from activities.records import ArchiveState, Node, RunSpec, StepCommit, StepReport, Verdict
+from activities.run_store import RunStore, seed_at
 from tasks.registry import Task
 from tasks.starts import verdicts_needed
 from workflows.contracts.base import Head, Outcome

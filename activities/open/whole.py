@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from activities.blobs import Blobs
 from activities.errors import CorruptBlob, Retired
-from activities.records import AdapterManifest, Checkpoint, RunStore, StepCommit
+from activities.records import AdapterManifest, Checkpoint, StepCommit
+from activities.run_store import RunStore
 
 
 @dataclass(frozen=True)

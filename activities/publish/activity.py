@@ -11,7 +11,7 @@ from activities.context import beating, control_activity, log, translate_errors
 from activities.errors import NotReady
 from activities.fleet import live_engines
 from activities.publish.publishing import EngineAccess, publish
-from activities.records import RunStore
+from activities.run_store import RunStore
 from workflows import names
 from workflows.contracts.messages import Engines, ListEnginesRequest, Published, PublishRequest
 

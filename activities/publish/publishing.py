@@ -27,7 +27,8 @@ from activities.errors import EngineError, InputError, NotReady, PublishRefused
 from activities.publish.gate import EngineScores, Names, compare, compare_names, plain_gap, served_share
 from activities.publish.placing import materialise, remove, variant
 from activities.publish.scoring import EngineApi, Scorer
-from activities.records import AdapterManifest, GateEvidence, PublishReport, RunStore
+from activities.records import AdapterManifest, GateEvidence, PublishReport
+from activities.run_store import RunStore
 from workflows.contracts.base import PolicyRef
 from workflows.contracts.messages import Published, PublishRequest
 

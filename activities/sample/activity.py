@@ -12,7 +12,8 @@ from temporalio import activity
 from activities.blobs import Blobs
 from activities.context import beating_async, log, translate_errors
 from activities.models import find_model
-from activities.records import RolloutRecord, RunSpec, RunStore, StepPlan
+from activities.records import RolloutRecord, RunSpec, StepPlan
+from activities.run_store import RunStore
 from activities.sample.pool import EnginePool
 from activities.sample.sampling import find_rollout, sample_rollout
 from activities.sample.tokens import codec_for

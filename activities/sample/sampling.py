@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from activities.engine_http import Sampling
 from activities.errors import NotReady
-from activities.records import Node, RolloutRecord, RunSpec, RunStore, StepPlan
+from activities.records import Node, RolloutRecord, RunSpec, StepPlan
+from activities.run_store import RunStore
 from activities.sample.extract import FENCES, extract_program
 from activities.sample.generating import Ask, generate_response
 from activities.sample.pool import EnginePool

@@ -8,7 +8,8 @@ from temporalio import activity
 
 from activities.blobs import Blobs
 from activities.context import control_activity, log
-from activities.records import ArchiveState, PlannedGroup, RunStore, StepPlan
+from activities.records import ArchiveState, PlannedGroup, StepPlan
+from activities.run_store import RunStore
 from activities.select.strategies import STRATEGIES
 from activities.select.strategy import as_pick, step_seed
 from workflows import names

@@ -15,7 +15,8 @@ from safetensors.numpy import save as write_safetensors
 
 from activities.errors import CorruptBlob, InputError
 from activities.models import PROJECTIONS
-from activities.records import AdapterManifest, Checkpoint, RunStore
+from activities.records import AdapterManifest, Checkpoint
+from activities.run_store import RunStore
 from activities.train.backend import Tensors, TrainerState
 from workflows.contracts.base import Digest
 from workflows.contracts.request import LoraSettings

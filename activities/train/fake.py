@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from activities.blobs import Blobs, digest_of
 from activities.models import model_digest
-from activities.records import Batch, BatchRow, RolloutRecord, RunSpec, RunStore, Verdict, canonical_json
+from activities.records import Batch, BatchRow, RolloutRecord, RunSpec, Verdict, canonical_json
+from activities.run_store import RunStore
 from activities.train.backend import ScoredSequence
 from activities.train.checkpoints import read_state
 from activities.train.torch_backend import TorchBackend, TorchOptions

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from activities.blobs import read_together
 from activities.errors import IncompleteGrid, InputError
-from activities.records import Batch, BatchRow, RolloutRecord, RunStore, Verdict
+from activities.records import Batch, BatchRow, RolloutRecord, Verdict
+from activities.run_store import RunStore
 from workflows.contracts.base import Coordinate, Digest, PolicyRef
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from activities.blobs import read_together
 from activities.errors import InputError
-from activities.records import BaseScores, RolloutRecord, RunStore
+from activities.records import BaseScores, RolloutRecord
+from activities.run_store import RunStore
 from activities.train.backend import ScoredSequence, TrainerBackend
 from activities.train.grid import GridRollout
 from workflows.contracts.messages import ScoreBaseRequest

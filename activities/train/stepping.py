@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from activities.errors import TrainCheckFailed
-from activities.records import RunSpec, RunStore, TrainRecord
+from activities.records import RunSpec, TrainRecord
+from activities.run_store import RunStore
 from activities.train.advantages import group_advantages
 from activities.train.backend import ScoredSequence, TrainerBackend
 from activities.train.checkpoints import b_norm, read_config, read_state, write_state

@@ -14,7 +14,8 @@ from pathlib import Path
 from activities.blobs import Blobs
 from activities.errors import InputError, TrainConflict
 from activities.models import model_digest
-from activities.records import BaseScores, RunSpec, RunStore, TrainRecord, policy_name
+from activities.records import BaseScores, RunSpec, TrainRecord, policy_name
+from activities.run_store import RunStore
 from activities.train.backend import TrainerBackend
 from activities.train.scoring import score_group, scores_key
 from activities.train.stepping import StepInputs, train_step

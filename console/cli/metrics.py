@@ -45,7 +45,8 @@ def step_lines(blobs: Blobs, run: str, last: int) -> list[dict[str, Any]]:
 
     A fork's own steps begin after the one at which it left the other run; its lines name that as `fork_of`, RUN@STEP.
     """
-    from activities.records import RunStore, StepReport
+    from activities.records import StepReport
+    from activities.run_store import RunStore
     from console.stored import find_run, lineage_of
 
     store = RunStore(blobs, run)

@@ -161,7 +161,7 @@ def list_steps(run: RunArgument) -> int:
     """List the steps of a run that it, or a fork, can go on from."""
     from activities.errors import InputError
     from activities.open.whole import check_whole
-    from activities.records import RunStore
+    from activities.run_store import RunStore
     from console.cli.session import open_session
     from console.storage.retention import kept_steps, read_history
     from console.stored import find_run, unknown_run

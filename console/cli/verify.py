@@ -76,7 +76,7 @@ def _of_file(session: Session, path: Path, name: str | None) -> Certificate | Re
 
 
 def _of_run(session: Session, run: str, name: str | None) -> Certificate | Refused:
-    from activities.records import RunStore
+    from activities.run_store import RunStore
     from console.stored import best_answer, find_run, task_of, unknown_run
     from tasks.candidates import Candidate
     from tasks.certificate import Origin

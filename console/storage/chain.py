@@ -18,17 +18,8 @@ from activities.commit.committing import build_commit, expanded
 from activities.commit.grid import load_grid
 from activities.errors import TttdError
 from activities.open.opening import seed_nodes, verdict_keys
-from activities.records import (
-    ArchiveState,
-    Batch,
-    RunSpec,
-    RunStore,
-    StepCommit,
-    TrainRecord,
-    Verdict,
-    canonical_json,
-    policy_name,
-)
+from activities.records import ArchiveState, Batch, RunSpec, StepCommit, TrainRecord, Verdict, canonical_json, policy_name
+from activities.run_store import RunStore
 from console.storage.retention import History
 from tasks.registry import Task, task_digest
 from workflows.contracts.base import Head, PolicyRef, RunRef

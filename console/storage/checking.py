@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from activities.blobs import Blobs, MissingKey, digest_of
 from activities.errors import CorruptBlob, InputError
-from activities.records import RetiredBlobs, RunSpec, RunStore
+from activities.records import RetiredBlobs, RunSpec
+from activities.run_store import RunStore
 from console.storage.chain import replay
 from console.storage.reach import MODELS, Found, Kind, Reach, parse, place_of, reach, read_entries
 from console.storage.retention import read_history

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 
 from activities.blobs import Blobs, Entry
 from activities.errors import CorruptBlob, InputError
-from activities.records import RetiredBlobs, RunStore
+from activities.records import RetiredBlobs
+from activities.run_store import RunStore
 from console.storage.reach import Kind, Link, links_of, of_policy, parse, reach, read_entries
 from console.storage.retention import retirable
 from console.stored import run_ids

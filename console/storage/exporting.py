@@ -14,7 +14,8 @@ from typing import Final
 
 from activities.blobs import Blobs, digest_of
 from activities.errors import CorruptBlob, InputError
-from activities.records import RetiredBlobs, RunSpec, RunStore, canonical_json
+from activities.records import RetiredBlobs, RunSpec, canonical_json
+from activities.run_store import RunStore
 from console.storage.bundle import (
     MANIFEST,
     README,

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from activities.blobs import Blobs
 from activities.errors import ConflictError, InputError
-from activities.records import RunSpec, RunStore
+from activities.records import RunSpec
+from activities.run_store import RunStore
 from console.storage.bundle import BundleStore, Manifest
 from console.storage.checking import TaskOf, check_run
 from console.storage.collection import write_retired

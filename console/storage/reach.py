@@ -27,13 +27,13 @@ from activities.records import (
     RetiredBlobs,
     RolloutRecord,
     RunSpec,
-    RunStore,
     StepCommit,
     StepPlan,
     StepReport,
     TrainRecord,
     Verdict,
 )
+from activities.run_store import RunStore
 from workflows.contracts.base import PolicyRef
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from activities.commit.expand import best_node
 from activities.open.whole import needs
-from activities.records import AdapterManifest, ArchiveState, Checkpoint, RunStore, StepCommit, TrainRecord
+from activities.records import AdapterManifest, ArchiveState, Checkpoint, StepCommit, TrainRecord
+from activities.run_store import RunStore
 from workflows.contracts.base import PolicyRef
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from activities.blobs import Blobs, LocalStore
 from activities.engine_http import EngineClient
 from activities.models import find_model
-from activities.records import RunStore
+from activities.run_store import RunStore
 from activities.train.backend import TrainerBackend
 from activities.train.torch_backend import TorchBackend, TorchOptions
 from scripts.gate.scratch import ScratchStore

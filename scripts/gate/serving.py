@@ -20,7 +20,8 @@ from activities.engine_http import EngineClient
 from activities.publish.gate import EngineScores, GateResult, NameResult, Names, compare, compare_names, served_share
 from activities.publish.placing import WEIGHTS, materialise, variant
 from activities.publish.scoring import Scorer
-from activities.records import GateEvidence, RunStore
+from activities.records import GateEvidence
+from activities.run_store import RunStore
 from scripts.gate.steps import Update
 
 Scores = tuple[NDArray[np.float64], ...]

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from activities.records import Batch, BatchRow, GateEvidence, RunSpec, RunStore, StepCommit, TrainRecord
+from activities.records import Batch, BatchRow, GateEvidence, RunSpec, StepCommit, TrainRecord
+from activities.run_store import RunStore
 from activities.train.backend import TrainerBackend
 from activities.train.checkpoints import read_state
 from activities.train.evidence import choose_sequences, collect

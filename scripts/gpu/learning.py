@@ -17,7 +17,8 @@ from activities.judge.sandbox import Sandbox, SandboxSettings, open_sandbox
 from activities.judge.slots import Slots
 from activities.models import find_model
 from activities.publish.placing import materialise
-from activities.records import ArchiveState, RunSpec, RunStore
+from activities.records import ArchiveState, RunSpec
+from activities.run_store import RunStore
 from activities.sample.extract import extract_program
 from activities.sample.sampling import views
 from activities.sample.thinking import TAGS

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 from activities.blobs import LocalStore
-from activities.records import RolloutRecord, RunStore
+from activities.records import RolloutRecord
+from activities.run_store import RunStore
 from scripts.gpu.doctor_and_gate import commit_of, first_engine, stored
 from scripts.gpu.lab import Lab
 

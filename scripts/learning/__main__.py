@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from activities.blobs import Blobs
-from activities.records import RunStore, StepCommit
+from activities.records import StepCommit
+from activities.run_store import RunStore
 from scripts.learning.curves import Experiment, read_curve
 from scripts.learning.fixed_parents import FixedParents, PolicyResult
 from scripts.learning.runs import command_line, hardware, parser_of, run_all, run_name

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from activities.records import RunStore, StepReport
+from activities.records import StepReport
+from activities.run_store import RunStore
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,8 @@ from activities.judge.judging import Case, Judgement, judge, limits_of_task
 from activities.judge.sandbox import Sandbox, open_sandbox
 from activities.models import find_model
 from activities.publish.placing import materialise
-from activities.records import RunStore, canonical_json
+from activities.records import canonical_json
+from activities.run_store import RunStore
 from activities.sample.extract import extract_program
 from activities.sample.prompt import ParentView, ProblemView, render_prompt
 from activities.sample.tokens import PromptCodec, codec_for

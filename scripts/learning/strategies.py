@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from activities.records import RunStore
+from activities.run_store import RunStore
 from scripts.learning.curves import read_curve
 from scripts.learning.runs import command_line, hardware, parser_of, run_all, run_name
 from scripts.learning.strategy_tables import VARIANTS, Ablation, write_results

@@ -12,7 +12,8 @@ from typing import Any
 
 from temporalio.client import Client
 
-from activities.records import Batch, Checkpoint, RunStore, StepCommit, StepReport, TrainRecord
+from activities.records import Batch, Checkpoint, StepCommit, StepReport, TrainRecord
+from activities.run_store import RunStore
 from scripts.scale.fleet import HERE, Fleet
 from scripts.scale.histories import Execution, closed_execution, executions_of, payloads
 from scripts.scale.processes import Usage, machine_cpu_seconds, usage

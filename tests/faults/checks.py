@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from activities.records import RunStore, StepCommit, TrainRecord
+from activities.records import StepCommit, TrainRecord
+from activities.run_store import RunStore
 from activities.train.checkpoints import read_state
 from tests.faults.proxy import Answered
 from tests.faults.world import GROUPS, ROLLOUTS, World

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from activities.records import RunStore
+from activities.run_store import RunStore
 from tests.system import SHORT_TIMEOUTS, System, coordinates
 from tests.two_hosts.network import A_ADDRESS, B_ADDRESS, LinkReport, Network, on_host_command, try_link
 from tests.two_hosts.store import BUCKET, ENDPOINT, keys_of, open_as_people, running_store
