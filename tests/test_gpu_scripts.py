@@ -282,3 +282,19 @@ def test_learning(lab: TinyLab) -> None:
     assert (fixed["first"]["version"], fixed["last"]["version"]) == (0, 1)
     assert sum(fixed["last"]["outcomes"].values()) == 4
     assert (lab.out / "learning-learning-train.jsonl").read_text().count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_whole_run(lab: TinyLab) -> None:
+    results = lab.run("whole_run", "--steps", "2")
+    assert [step["step"] for step in results["steps"]] == [1, 2]
+    for step in results["steps"]:
+        (count,) = step["rollouts_by_engine"].values()
+        assert count == 8
+        assert [published["passed"] for published in step["published"]] == [True]
+        assert step["seconds"]
+    chain = results["chain"]
+    assert (chain["steps"], chain["linked"], chain["every_coordinate_once"]) == (2, True, True)
+    assert len(chain["head"]) == 64
+    assert results["verify_exit_code"] == 0

@@ -4,6 +4,7 @@
     python -m scripts.gpu.experiment gate_rates      --out OUT --home HOME --model coder --grid 8x64 --steps 2 --gate="..."
     python -m scripts.gpu.experiment learning        --out OUT --home HOME --model coder --grid 8x64 --steps 8
     python -m scripts.gpu.experiment throughput      --out OUT --home HOME --model qwen3-8b --set sampling.max_new_tokens=512
+    python -m scripts.gpu.experiment whole_run       --out OUT --home HOME --model coder --grid 8x16 --steps 2
     python -m scripts.gpu.experiment parity          --out OUT --tests tests/...
 
 Everything of ours runs: Temporal, workers, sandboxed judges, the engine, the trainer. Where they run is a matter of settings
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from scripts.gpu.lab import Lab, Wish
 
-EXPERIMENTS = ("doctor_and_gate", "gate_rates", "learning", "throughput", "parity")
+EXPERIMENTS = ("doctor_and_gate", "gate_rates", "learning", "throughput", "whole_run", "parity")
 
 
 def parse(arguments: list[str]) -> tuple[str, Wish]:
