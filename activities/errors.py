@@ -13,6 +13,7 @@
     ├── CorruptBlob                stored bytes do not have their digest (never retried)
     └── TransientError             worth another attempt: somebody else must come back first
         ├── NotReady               no engine has proved that it serves this policy version yet
+        ├── NewerDocument          stored by a newer tttd than this process runs; a worker of that version reads it
         ├── EngineError            the engine did not answer, or answered with an error
         ├── TrainerLost            a process of the trainer died or hangs; all of them are started again
         └── JudgeError             the sandbox or the judge failed, not the program
@@ -64,6 +65,9 @@ class TransientError(TttdError):
 
 
 class NotReady(TransientError): ...
+
+
+class NewerDocument(TransientError): ...
 
 
 class EngineError(TransientError): ...

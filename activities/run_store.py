@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from activities.blobs import Blobs, MissingKey
+from activities.errors import NewerDocument
 from activities.records import Document, RetiredBlobs, RunSpec, canonical_json
 from workflows.contracts.base import Coordinate, Message, RunRef
 
@@ -57,7 +58,23 @@ class RunStore:
         return self.blobs.put(canonical_json(document))
 
     def load(self, kind: type[D], digest: str) -> D:
-        return kind.model_validate_json(self.blobs.get(digest))
+        """The document with this digest.
+
+        Raises:
+            NewerDocument: it has fields that this version of tttd does not know.
+            CorruptBlob: the stored bytes do not have this digest.
+        """
+        try:
+            return kind.model_validate_json(self.blobs.get(digest))
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)
+            unknown = [".".join(map(str, e["loc"])) for e in found if e["type"] == "extra_forbidden"]
+            if len(unknown) < len(found):
+                raise
+            raise NewerDocument(
+                f"run {self.run_id}: {kind.__name__} {digest[:12]} has fields that this process does not know: "
+                f"{', '.join(unknown)}. A newer tttd wrote it: install that version here too (docs/operate.md, Upgrading)"
+            ) from error
 
     # Create-once entries --------------------------------------------------------------------------------------------------
     def claim(self, key: str, document: Document | Message) -> tuple[str, bool]:

@@ -215,6 +215,8 @@ def advise(role: str, queue: str, asked: Pollers, failure: str | None, *, runnin
         return f"{again}; see whether the engine is well: `tttd doctor`, and the log of the engine worker"
     if kind == "JudgeError":
         return f"{again}; see whether the sandbox works on the judge's host: `tttd doctor`, and the log of the judge worker"
+    if kind == "NewerDocument":
+        return f"{again}; a newer tttd wrote what this {role} worker cannot read: install that version on its host too"
     if kind in _STORE_FAILURES:
         return f"{again}; see whether the object store is well, reachable from the {role} worker's host, and takes its keys"
     return f"{again}; the log of the {role} worker says more"

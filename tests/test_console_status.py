@@ -184,6 +184,7 @@ def test_failures_show_the_worst_attempt_and_where_to_look() -> None:
     assert wait.attempts == 7
     assert wait.failure == "JudgeError: fork failed"
     assert "tttd doctor" in (wait.advice or "")
+    assert "install that version" in (advise("train", names.TRAIN_QUEUE, POLLING, "NewerDocument: run r: Batch") or "")
     assert "engine" in (advise("sample", names.SAMPLE_QUEUE, POLLING, "NotReady: no engine") or "")
     assert "log of the train worker" in (advise("train", names.TRAIN_QUEUE, POLLING, "MemoryError: 3 GiB") or "")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from activities.blobs import Blobs, digest_of
-from activities.errors import CorruptBlob
+from activities.errors import CorruptBlob, NewerDocument
 from activities.records import ArchiveState, Checkpoint, Node, RolloutRecord, StepCommit, Verdict, canonical_json, policy_name
 from activities.run_store import RunStore
 from workflows.contracts.base import Coordinate, Outcome, PolicyRef
@@ -191,3 +191,20 @@ def test_a_record_of_many_tokens_reads_back(store: RunStore) -> None:
         program=None,
     )
     assert store.load(RolloutRecord, store.put(record)) == record
+
+
+# Versions of tttd ---------------------------------------------------------------------------------------------------------------
+def test_what_a_newer_version_wrote_is_named_and_worth_another_attempt(blobs: Blobs) -> None:
+    """Workers are upgraded one after the other; the attempt is repeated until one that knows the field takes it."""
+    digest = blobs.put(canonical_json({"step": 1, "adapter": "a" * 64, "optimizer": None, "momentum": 0.5}))
+    with pytest.raises(
+        NewerDocument, match=r"run r: Checkpoint [0-9a-f]{12} has fields .* know: momentum\. A newer tttd"
+    ) as caught:
+        RunStore(blobs, "r").load(Checkpoint, digest)
+    assert caught.value.retryable
+
+
+def test_what_no_version_wrote_is_not_called_newer(blobs: Blobs) -> None:
+    digest = blobs.put(canonical_json({"step": "one", "adapter": "a" * 64, "optimizer": None, "momentum": 0.5}))
+    with pytest.raises(ValidationError):
+        RunStore(blobs, "r").load(Checkpoint, digest)
