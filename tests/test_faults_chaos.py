@@ -1,4 +1,7 @@
-"""Thirty kills at random over six steps: the chain is that of an undisturbed run. Prints every fault."""
+"""Fifteen kills at random over three steps: the chain is that of an undisturbed run. Prints every fault.
+
+`python -m tests.faults chaos --kills 30 --steps 6` does the same for longer (docs/faults.md).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from tests.faults.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-KILLS, STEPS = 30, 6
-SEED = 28
-"""Of a sequence in which every part is killed three times at least, and trainer and sampler are frozen too."""
+KILLS, STEPS = 15, 3
+SEED = 394
+"""Of a sequence in which every part is killed twice at least, and engine and trainer are frozen too."""
 
 
 @pytest.fixture
