@@ -12,10 +12,12 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.system import free_port
+from workers.ports import free_port
 
 GRPC = 10_000
 """Each port has a gRPC sibling so far above it."""
+_BELOW = 32_768 - GRPC
+"""Siblings shall not lie among the ports of outgoing connections either (workers/ports.py)."""
 _START_SECONDS = 90.0
 
 
@@ -37,7 +39,7 @@ def free_pairs(names: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     with contextlib.ExitStack() as held:
         while len(found) < len(names):
-            port = free_port()
+            port = free_port(below=_BELOW)
             with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as pair:
                 for number in (port, port + GRPC):
                     pair.enter_context(socket.socket()).bind(("127.0.0.1", number))

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from activities.records import ArchiveState, StepCommit
 from activities.run_store import RunStore
 from workers import temporal_server
 from workers.connect import connect_temporal
+from workers.ports import free_port
 from workers.settings import Settings
 from workflows import names
 from workflows.contracts import messages as m
@@ -37,12 +37,6 @@ SHORT_TIMEOUTS = {
     "engine_wait_seconds": 5,
 }
 """Operational time-outs for a test: none of them is part of the run's identity."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class System:

@@ -16,7 +16,7 @@ import pytest
 from activities.blobs import Blobs, LocalStore
 from activities.records import StepCommit
 from console.stored import find_run
-from tests.system import free_port
+from workers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIAL = ROOT / "docs" / "add-a-task.md"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.system import System, free_port
+from tests.system import System
+from workers.ports import free_port
 from workers.roles import WORKFLOW_TASKS
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import system as systems
-from tests.system import free_port
+from workers.ports import free_port
 from workers.services import probe_ports
 from workers.settings import Settings
 

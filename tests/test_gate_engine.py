@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from activities.publish.placing import materialise
 from activities.records import PublishReport, TrainRecord
 from activities.train.activity import TrainActivities
 from activities.train.fake import FakeSearch, make_model
+from workers.ports import free_port
 from workflows.contracts.base import PolicyRef
 from workflows.contracts.messages import Published, PublishRequest
 
@@ -59,9 +59,7 @@ class Host:
         self.unloaded.extend(names)
 
     def start(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [sys.executable, "-m", "workers.engine.embedded", "--model-path", str(self.model), "--port", str(port)]
         with self.log.open("ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, cwd=Path(__file__).parent.parent)

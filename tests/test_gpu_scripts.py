@@ -19,7 +19,7 @@ from scripts.gpu.experiment import parse
 from scripts.gpu.models import config_of
 from scripts.gpu.parity import read_cases
 from scripts.gpu.prepare import TARGET, Preparation, platforms, tree_files, unzip, wanted
-from tests.system import free_port
+from workers.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 _K = 1 << 10

@@ -21,7 +21,7 @@ from activities.blobs import Blobs, LocalStore
 from activities.records import StepCommit
 from activities.run_store import RunStore
 from console.stored import find_run
-from tests.system import free_port
+from workers.ports import free_port
 from workers.temporal_server import find_temporal
 from workflows import names
 

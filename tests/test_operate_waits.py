@@ -16,8 +16,9 @@ import boto3
 import pytest
 
 from activities.blobs import Blobs, S3Store
-from tests.system import SHORT_TIMEOUTS, System, free_port
+from tests.system import SHORT_TIMEOUTS, System
 from tests.test_operate_commands import PAGE, pattern_of
+from workers.ports import free_port
 from workflows import names
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

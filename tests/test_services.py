@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system import free_port
 from workers import services, temporal_server
+from workers.ports import free_port
 from workers.settings import Settings
 
 pytestmark = pytest.mark.slow

@@ -35,7 +35,8 @@ from scripts.gate.steps import Material, Update, chain, evidence_sets, read_mate
 from scripts.gate.tables import Trial, trial_of, write
 from scripts.learning.runs import command_line, hardware
 from workers.engine.launch import engine_launch
-from workers.engine.process import free_port, launch_engine
+from workers.engine.process import launch_engine
+from workers.ports import free_port
 from workers.settings import Settings, load_settings
 
 

@@ -22,7 +22,8 @@ from activities.sample.prompt import ParentView, ProblemView, render_prompt
 from activities.sample.tokens import PromptCodec, codec_for
 from scripts.proposer.corpus import make_parents
 from tasks.registry import load_task
-from workers.engine.process import EngineProcess, embedded_command, free_port, start_engine
+from workers.engine.process import EngineProcess, embedded_command, start_engine
+from workers.ports import free_port
 from workers.settings import Settings
 from workflows.contracts.base import Outcome, PolicyRef
 

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from activities.fleet import read_notice
 from scripts.scale.engine import RESPONSE_TOKENS
 from scripts.scale.worker import STORE_DELAY
 from workers import temporal_server
+from workers.ports import free_port
 from workers.services import ROLES, die_with_parent
 from workers.settings import BUILT_IN_PROPOSERS, Settings
 
@@ -44,7 +44,7 @@ class Fleet:
 
     def __init__(self, home: Path, *, response_tokens: int, judge_slots: int, store_seconds: float = 0.0) -> None:
         self.home = home.resolve()
-        self.settings = Settings(home=self.home, temporal_port=_free_port(), temporal_ui_port=_free_port(), engine_id=_ENGINE)
+        self.settings = Settings(home=self.home, temporal_port=free_port(), temporal_ui_port=free_port(), engine_id=_ENGINE)
         self.blobs = Blobs(LocalStore(self.home / "store"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         engine = {"PYTHONPATH": f"{HERE / 'standin'}:{ROOT}", RESPONSE_TOKENS: str(response_tokens)}
@@ -143,9 +143,3 @@ def _make_model(folder: Path) -> None:
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(config | {"max_position_embeddings": _POSITIONS}), encoding="utf-8")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

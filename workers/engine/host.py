@@ -23,7 +23,8 @@ from activities.models import find_model, model_digest
 from activities.records import Document, EngineNotice, canonical_json
 from workers.engine.launch import RUNS_REMEMBERED, engine_launch
 from workers.engine.orphans import end_orphans
-from workers.engine.process import EngineProcess, free_port, launch_engine
+from workers.engine.process import EngineProcess, launch_engine
+from workers.ports import free_port
 from workers.settings import Settings
 from workflows.contracts.messages import PublishRequest
 

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from workers.engine.launch import Launch, embedded_command
 from workers.engine.orphans import Session
 from workers.settings import child_environment
 
-__all__ = ["EngineProcess", "embedded_command", "free_port", "launch_engine", "start_engine"]
+__all__ = ["EngineProcess", "embedded_command", "launch_engine", "start_engine"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -32,12 +31,6 @@ _ASK_SECONDS = 25.0
 """For one question about its health: SGLang answers after one second when it is well, and after 20 when it is not."""
 _TAIL_BYTES = 4096
 _PR_SET_PDEATHSIG = 1
-
-
-def free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
