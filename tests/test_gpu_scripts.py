@@ -273,7 +273,7 @@ def test_throughput(lab: TinyLab) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_learning(lab: TinyLab) -> None:
-    results = lab.run("learning", "--steps", "1", "--samples", "4")
+    results = lab.run("learning", "--steps", "1", "--samples", "4", "--together")
     assert set(results["curves"]) == {"train", "no-train", "best-of-n"}
     for curve in results["curves"].values():
         assert [point["step"] for point in curve] == [1]

@@ -36,6 +36,7 @@ def parse(arguments: list[str]) -> tuple[str, Wish]:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--samples", type=int, default=512, help="responses of each policy to the fixed parent")
     parser.add_argument("--arms", nargs="+", default=[], help="of learning: only these of train, no-train, best-of-n")
+    parser.add_argument("--together", action="store_true", help="arms of learning side by side; seconds by phase are then shared")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed on to every `tttd run`")
     parser.add_argument("--gate", default="", help="for gate_rates: arguments of scripts.gate, in one string")
     parser.add_argument("--tests", nargs="*", default=[], help="for parity")
@@ -56,6 +57,7 @@ def parse(arguments: list[str]) -> tuple[str, Wish]:
         tests=tuple(options.tests),
         samples=options.samples,
         arms=tuple(options.arms),
+        together=options.together,
         gate=tuple(shlex.split(options.gate)),
     )
 

@@ -50,6 +50,8 @@ class Wish:
     samples: int = 512
     arms: tuple[str, ...] = ()
     """Of the experiment on learning; none: all."""
+    together: bool = False
+    """Arms side by side: sooner done, but seconds by phase are not each arm's own."""
     gate: tuple[str, ...] = ()
     """Arguments of scripts.gate in the experiment on the gate's rates."""
 

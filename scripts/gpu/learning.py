@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import statistics
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from activities.engine_http import AsyncEngineClient, Sampling
@@ -40,12 +41,12 @@ _AT_ONCE = 512
 def experiment(lab: Lab) -> None:
     """Run the arms, then the fixed parents."""
     lab.up()
+    arms = lab.wish.arms or tuple(ARMS)
     curves: dict[str, Any] = {}
-    for arm in lab.wish.arms or ARMS:
-        settings = ARMS[arm]
-        run = lab.run(f"learning-{arm}", *settings)
-        curves[arm] = [_point(line) for line in lab.metrics(run.run_id)]
-        lab.keep("curves", curves)
+    with ThreadPoolExecutor(len(arms) if lab.wish.together else 1) as pool:
+        for arm, run in zip(arms, pool.map(lambda arm: lab.run(f"learning-{arm}", *ARMS[arm]), arms), strict=True):
+            curves[arm] = [_point(line) for line in lab.metrics(run.run_id)]
+            lab.keep("curves", curves)
     lab.keep("fixed_parents", asyncio.run(fixed_parents(lab, RunStore(lab.blobs, "learning-train"))))
     lab.down()
 
