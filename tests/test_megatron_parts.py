@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from activities.errors import InputError
 from activities.train.fake import make_model
-from activities.train.megatron.attention import PackedAttention, Segments, choose_kernel
+from activities.train.megatron.attention import LONG, PackedAttention, Segments, choose_kernel
+from activities.train.megatron.lora import AddProduct
 from activities.train.megatron.memory import LayerBytes, RecomputePlan, activation_bytes, choose, layer_bytes
 from activities.train.megatron.options import MegatronOptions
 from activities.train.megatron.packing import pack
@@ -268,10 +269,32 @@ def test_a_kernel_is_given_no_queries_of_a_precision_that_it_was_not_tried_with(
     torch.testing.assert_close(attention(q, q, q, packed_seq_params=Packed), torch.ones(5, 1, 16))
 
 
-@pytest.mark.parametrize("name", ["flash_attn", "transformer_engine", "torch_varlen"])
+@pytest.mark.parametrize("name", ["flash_attn", "transformer_engine", "cudnn", "torch_varlen"])
 def test_a_named_kernel_that_does_not_run_here_is_refused(name: Any) -> None:
     with pytest.raises(InputError, match=f"attention kernel {name} does not run here"):
         choose_kernel(name, torch.device("cpu"), torch.float32)
+
+
+def test_long_sequences_are_cut_out_and_the_others_stay_together() -> None:
+    lengths = [5, 7, LONG, LONG + 1, 9, LONG - 1]
+    assert [run.lengths for run in Segments.of(lengths, torch.device("cpu")).runs] == [[5, 7], [LONG], [LONG + 1], [9, LONG - 1]]
+    assert Segments.of(lengths, torch.device("cpu")).runs[3].cumulative.tolist() == [0, 9, LONG + 8]
+
+
+def test_adding_lora_in_place_has_the_gradients_of_adding_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, low, blocks = (
+        torch.randn(*size, generator=generator, dtype=torch.float64, requires_grad=True)
+        for size in ((5, 1, 3), (7, 3), (5, 2), (7, 2))
+    )
+
+    def in_place(*inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = AddProduct.apply(inputs[0] @ inputs[1].t(), inputs[2], inputs[3])  # type: ignore[no-untyped-call]
+        return out
+
+    expected = hidden @ weight.t() + (low @ blocks.t())[:, None]
+    torch.testing.assert_close(in_place(hidden, weight, low, blocks), expected)
+    assert torch.autograd.gradcheck(in_place, (hidden, weight, low, blocks))
 
 
 def test_vocabulary_log_probs_and_their_gradient() -> None:

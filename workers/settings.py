@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     """Tokens that go through the model at once; None: 2048 on a CPU, 16384 on a GPU. Longer sequences go alone."""
     train_recompute: Literal["auto", "none", "selective", "full"] = "auto"
     """Megatron: activations that the backward pass computes again; `auto`: as few as memory allows."""
-    train_attention: Literal["auto", "flash_attn", "transformer_engine", "torch_varlen", "sdpa"] = "auto"
+    train_attention: Literal["auto", "flash_attn", "transformer_engine", "cudnn", "torch_varlen", "sdpa"] = "auto"
     """Megatron: attention kernel; `auto`: the first of these that runs here."""
     train_stall_seconds: float = Field(default=600.0, gt=0)
     """Megatron: silence after which ranks count as hung, are killed, and the step is tried again."""

@@ -18,21 +18,19 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from activities.train.backend import Floats, ScoredSequence, TrainerBackend, TrainerState
 from activities.train.megatron.backend import MegatronBackend
-from activities.train.megatron.options import MegatronOptions
+from activities.train.megatron.options import AttentionKernel, MegatronOptions
 from activities.train.megatron.shape import ModelShape, read_shape
 from activities.train.megatron.sharding import adapter_shapes
 from activities.train.torch_backend import TorchBackend, TorchOptions
 from scripts.gpu.lab import hardware, versions
 from workflows.contracts.request import LoraSettings
-
-_WARM_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,8 @@ def bench(wish: argparse.Namespace) -> dict[str, Any]:
         devices = wish.tensor_parallel * wish.data_parallel if name == "megatron" else 1
         with closing(backend):
             backend.load(state)
-            measure(backend, make_batch(shape, min(_WARM_TOKENS, *wish.lengths), 2, wish.prompt), peak)
+            # A whole micro-batch: kernels are compiled and memory is taken at the first one.
+            measure(backend, make_batch(shape, min(wish.tokens_per_micro_batch, *wish.lengths), 2, wish.prompt), peak)
             for length in wish.lengths:
                 batch = make_batch(shape, length, wish.sequences, wish.prompt)
                 figures, found = measure(backend, batch, peak)
@@ -191,7 +190,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens-per-micro-batch", type=int, default=16_384)
     parser.add_argument("--logits-per-chunk", type=int, default=1 << 28)
     parser.add_argument("--recompute", choices=["auto", "none", "selective", "full"], default="auto")
-    parser.add_argument("--attention", choices=["auto", "flash_attn", "transformer_engine", "torch_varlen", "sdpa"], default="auto")
+    parser.add_argument("--attention", choices=get_args(AttentionKernel), default="auto")
     parser.add_argument("--matrix", type=int, default=8192, help="size of the multiplication that sets the ceiling")
     return parser.parse_args(arguments)
 

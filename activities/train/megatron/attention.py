@@ -1,7 +1,9 @@
 """Causal attention of packed sequences: each token sees its own sequence only. Stands in for Megatron's core attention.
 
 Kernels that take packed sequences as they are (flash-attn, Transformer Engine, torch's own variable-length attention) are used if
-they run here; else torch's SDPA, one sequence after the other. Knows nothing of Megatron but the call that it answers.
+they run here; else torch's SDPA, one sequence after the other. cuDNN's takes single sequences, and for long ones is nearly twice as
+fast as torch's own (docs/trainers.md): these go to it one by one, the others together. Knows nothing of Megatron but the call that
+it answers.
 """
 
 from __future__ import annotations
@@ -10,14 +12,21 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from activities.errors import InputError
 from activities.train.megatron.options import AttentionKernel
 from activities.train.precision import whole_heads
+
+LONG = 2048
+"""Tokens from which on cuDNN's kernel gets a sequence to itself; shorter ones are too small to fill a GPU alone."""
+_CUDNN_STEP = 512
+"""Sequences are padded to multiples of it: cuDNN plans anew for every length, which takes tenths of a second."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,17 @@ class Segments:
     @property
     def longest(self) -> int:
         return max(self.lengths)
+
+    @cached_property
+    def runs(self) -> list[Segments]:
+        """Cut so that each long sequence is alone and the others stay together, in order."""
+        found: list[list[int]] = []
+        for length in self.lengths:
+            if found and max(length, found[-1][0]) < LONG:
+                found[-1].append(length)
+            else:
+                found.append([length])
+        return [Segments.of(lengths, self.cumulative.device) for lengths in found]
 
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Segments], torch.Tensor]
@@ -72,8 +92,9 @@ def choose_kernel(wish: AttentionKernel, device: torch.device, dtype: torch.dtyp
     if wish == "sdpa":
         return "sdpa", _sdpa
     makers: dict[AttentionKernel, Callable[[], Kernel]] = {
-        "flash_attn": _flash_attn,
         "transformer_engine": _transformer_engine,
+        "cudnn": _cudnn,
+        "flash_attn": _flash_attn,
         "torch_varlen": _torch_varlen,
     }
     for name, make in makers.items():
@@ -91,16 +112,17 @@ def choose_kernel(wish: AttentionKernel, device: torch.device, dtype: torch.dtyp
 
 
 def _try_out(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> None:
-    """Forward and backward over two short sequences with grouped heads, compared with SDPA.
+    """Forward and backward over two short sequences and a long one with grouped heads, compared with SDPA.
 
     Raises:
         RuntimeError: the results differ.
     """
-    segments = Segments.of([70, 58], device)
+    segments = Segments.of([70, 58, LONG + 2], device)
     generator = torch.Generator().manual_seed(0)
 
     def draw(heads: int) -> torch.Tensor:
-        return torch.randn(128, heads, 64, generator=generator).to(device=device, dtype=dtype).requires_grad_()
+        tokens = sum(segments.lengths)
+        return torch.randn(tokens, heads, 64, generator=generator).to(device=device, dtype=dtype).requires_grad_()
 
     inputs = [draw(4), draw(2), draw(2)]
     results = []
@@ -153,6 +175,29 @@ def _transformer_engine() -> Kernel:
         return out.reshape(q.shape)
 
     return attend
+
+
+def _cudnn() -> Kernel:
+    packed = _torch_varlen()
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments) -> torch.Tensor:
+        runs = segments.runs
+        cut = [sum(run.lengths) for run in runs]
+        parts = zip(*(torch.split(t, cut) for t in (q, k, v)), runs, strict=True)
+        found = [packed(a, b, c, run) if run.longest < LONG else cudnn_alone(a, b, c) for a, b, c, run in parts]
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    return attend
+
+
+def cudnn_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """cuDNN's attention for one sequence, by torch's SDPA."""
+    # Padding stands at the right, where no real token sees it.
+    more = -len(q) % _CUDNN_STEP
+    query, keys, values = (pad(t, (0, 0, 0, 0, 0, more)).transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    return out.squeeze(0).transpose(0, 1)[: len(q)]
 
 
 def _torch_varlen() -> Kernel:

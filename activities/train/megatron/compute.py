@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,8 +21,8 @@ from activities.train.megatron.wire import Array, Floats, Load, Packed
 from activities.train.precision import float32_arithmetic
 from workflows.contracts.request import LoraSettings, OptimizerSettings
 
-_LOGIT_COPIES = 4
-"""Arrays of the size of one chunk's logits that are alive at once: in the base's precision, float32, softmax, gradient."""
+_LOGIT_COPIES = 5
+"""Arrays of the size of one chunk's logits that are alive at once: float32, softmax, gradient, and two of half the size."""
 _MEMORY_MARGIN = 0.9
 """Of free memory: the estimate of activations leaves out small things, and the allocator fragments."""
 
@@ -54,6 +55,7 @@ class RankTrainer:
         self._gradients: dict[str, torch.Tensor] = {}
         self._kept: dict[int, tuple[dict[str, torch.Tensor], Moments, int]] = {}
         self.stats: dict[str, float] = {}
+        self._margin = _MEMORY_MARGIN
 
     # State ----------------------------------------------------------------------------------------------------------------
     def load(self, state: Load) -> None:
@@ -125,15 +127,62 @@ class RankTrainer:
             derivatives_of: (number, log-probs of each sequence) -> derivatives of the loss, joined.
         """
         self._reset_peak()
-        plan = self._plan(longest)
+        plan, again = self._plan(longest), 0
+        found: dict[str, torch.Tensor] = {}
         for batch in batches:
-            scored = self._forward(batch, plan)
-            values = derivatives_of(batch.number, self._split(batch, scored))
-            scored.backward(torch.tensor(values, dtype=scored.dtype, device=scored.device))  # type: ignore[no-untyped-call]
+            used, failures = self._backward(batch, plan, derivatives_of)
+            plan, again = used, again + failures
+            for key, parameter in self._adapter.items():
+                if parameter.grad is not None:
+                    found[key] = found[key].add_(parameter.grad) if key in found else parameter.grad
+                    parameter.grad = None
             beat(f"micro-batch {batch.number}")
         self._note_peak()
-        self.stats |= {"layers_recomputed": float(plan.full), "mlps_recomputed": float(plan.mlp)}
-        self._collect()
+        self.stats |= {"layers_recomputed": float(plan.full), "mlps_recomputed": float(plan.mlp), "out_of_memory": float(again)}
+        self._collect(found)
+
+    def _backward(
+        self, batch: Packed, plan: RecomputePlan, derivatives_of: Callable[[int, tuple[Floats, ...]], Floats]
+    ) -> tuple[RecomputePlan, int]:
+        """Leave one micro-batch's gradients in the parameters. Memory that turns out too small is met by recomputing more.
+
+        Returns:
+            What was recomputed in the end, and how often memory was too small.
+        """
+        derivatives: list[torch.Tensor] = []
+        for failures in itertools.count():
+            try:
+                scored = self._forward(batch, plan)
+                if not derivatives:  # asked for once, whatever happens
+                    values = derivatives_of(batch.number, self._split(batch, scored))
+                    derivatives.append(torch.tensor(values, dtype=scored.dtype, device=scored.device))
+                scored.backward(*derivatives)  # type: ignore[no-untyped-call]
+                return plan, failures
+            except torch.OutOfMemoryError as error:
+                plan = self._recompute_more(batch, plan, error)
+            # Outside of the handler, whose exception holds the failed pass's activations.
+            for parameter in self._adapter.values():
+                parameter.grad = None
+            if self._place.device.type == "cuda":
+                torch.cuda.empty_cache()
+        raise AssertionError("the loop above ends by itself")
+
+    def _recompute_more(self, batch: Packed, plan: RecomputePlan, error: torch.OutOfMemoryError) -> RecomputePlan:
+        """The next plan that needs less memory; later calls count on less from the start.
+
+        Raises:
+            OutOfMemoryError: there is none, or it is not this rank's to choose. Says what to change.
+        """
+        layers = self._model.shape.layers
+        # Ranks that share a copy of the model must recompute alike, and one of them alone knows of its failure.
+        if self._options.recompute != "auto" or self._options.tensor_parallel > 1 or plan.full == layers:
+            raise torch.OutOfMemoryError(
+                f"{sum(len(t) for t in batch.tokens)} tokens at once do not fit with {plan.full} of {layers} layers and {plan.mlp} "
+                "MLPs recomputed. Lower TTTD_TRAIN_TOKENS_PER_MICRO_BATCH, give a shared GPU's engine less "
+                f"(TTTD_ENGINE_MEMORY_FRACTION), or set TTTD_TRAIN_RECOMPUTE=full. {error}"
+            ) from error
+        self._margin *= _MEMORY_MARGIN
+        return RecomputePlan(mlp=layers) if plan.full + plan.mlp < layers else RecomputePlan(full=layers)
 
     def _forward(self, batch: Packed, plan: RecomputePlan) -> torch.Tensor:
         sequences = [torch.from_numpy(tokens).to(self._place.device) for tokens in batch.tokens]
@@ -144,11 +193,9 @@ class RankTrainer:
         ends = np.cumsum([len(tokens) - first for tokens, first in zip(batch.tokens, batch.firsts, strict=True)])
         return tuple(np.split(values, ends[:-1]))
 
-    def _collect(self) -> None:
+    def _collect(self, found: dict[str, torch.Tensor]) -> None:
         """Add this call's gradients, summed over the copies of the model, to those of earlier calls."""
-        found = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in self._adapter.items()}
-        for parameter in self._adapter.values():
-            parameter.grad = None
+        found = {key: found[key] if key in found else torch.zeros_like(p) for key, p in self._adapter.items()}
         if self._options.data_parallel > 1:
             # One message: on a GPU each is a kernel launch on every rank.
             flat = torch.cat([g.reshape(-1) for g in found.values()])
@@ -177,7 +224,7 @@ class RankTrainer:
             return None
         unused, _ = torch.cuda.mem_get_info(self._place.device)
         cached = torch.cuda.memory_reserved(self._place.device) - torch.cuda.memory_allocated(self._place.device)
-        return int(_MEMORY_MARGIN * (unused + cached)) - logits
+        return int(self._margin * (unused + cached)) - logits
 
     def _reset_peak(self) -> None:
         if self._place.device.type == "cuda":

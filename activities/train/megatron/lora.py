@@ -40,6 +40,27 @@ class Projection:
     inputs: int
 
 
+class AddProduct(torch.autograd.Function):
+    """out += low · blocksᵀ, in place: the widest tensors of a layer are neither copied here nor in the backward pass.
+
+    Torch's own in-place addition would write through a view, and then copies the whole gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, low: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        out.view(-1, out.shape[-1]).addmm_(low, blocks.t())
+        ctx.mark_dirty(out)
+        ctx.save_for_backward(low, blocks)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        (gradient,) = gradients
+        low, blocks = ctx.saved_tensors
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return gradient, rows @ blocks, rows.t() @ low
+
+
 class SplitLora(torch.nn.Module):
     """A Megatron linear with LoRA; called and answering as the linear itself.
 
@@ -95,7 +116,11 @@ class SplitLora(torch.nn.Module):
             else:
                 low = copy_to_tensor_model_parallel_region(low, group=self._group)
             blocks = (self._scale * self._blocks()).to(flat.dtype)
-            out = torch.addmm(out.reshape(-1, out.shape[-1]), low, blocks.t()).view(out.shape)
+            if self._by_inputs:
+                # May be what another autograd function handed on as it was, which must not be written to.
+                out = torch.addmm(out.reshape(-1, out.shape[-1]), low, blocks.t()).view(out.shape)
+            else:
+                out = AddProduct.apply(out, low, blocks)  # type: ignore[no-untyped-call]
         if self.output_bias is not None:
             out = out + self.output_bias
         return out, bias

@@ -59,10 +59,10 @@ def layer_bytes(shape: ModelShape, rank: int, tensor_parallel: int, bytes_per_va
 
 
 def activation_bytes(one: LayerBytes, layers: int, tokens: int, plan: RecomputePlan) -> int:
-    """Peak of a backward pass: what is kept, and one layer's worth that is being computed again."""
+    """Peak of a backward pass: what is kept, one layer's worth that is being computed again, and one layer's gradients of it."""
     kept = layers * one.layer_input + (layers - plan.full) * one.attention + (layers - plan.full - plan.mlp) * one.inside_mlp
     again = one.all if plan.full else one.inside_mlp if plan.mlp else 0
-    return tokens * (kept + again)
+    return tokens * (kept + again + one.all)
 
 
 def choose(one: LayerBytes, layers: int, tokens: int, free_bytes: int | None, wish: Recompute = "auto") -> RecomputePlan:

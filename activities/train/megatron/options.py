@@ -9,7 +9,7 @@ from typing import Literal
 from activities.errors import InputError
 
 Recompute = Literal["auto", "none", "selective", "full"]
-AttentionKernel = Literal["auto", "flash_attn", "transformer_engine", "torch_varlen", "sdpa"]
+AttentionKernel = Literal["auto", "flash_attn", "transformer_engine", "cudnn", "torch_varlen", "sdpa"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MegatronOptions:
     memory_bytes: int | None = None
     """Memory for activations on each rank; None: what the GPU has free, and no bound on a CPU."""
     attention: AttentionKernel = "auto"
-    """`auto` takes the first of flash_attn, transformer_engine, torch_varlen that runs here, else sdpa."""
+    """`auto` takes the first of transformer_engine, cudnn, flash_attn, torch_varlen that runs here, else sdpa."""
     output_head: bool = False
     """Adapt the output head, too. The adapters that come in must then have lora_A and lora_B for `lm_head`."""
     start_seconds: float = 1800.0

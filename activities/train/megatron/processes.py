@@ -264,6 +264,8 @@ def _popen_rank(
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=(pipe.fileno(), lifeline),
+            # Micro-batches differ in size, and what is freed by one must not be lost to the next by fragmentation.
+            env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ},
         )
 
 
