@@ -7,6 +7,7 @@ the record's seconds differ. Knows nothing of Temporal, engines, or who may alre
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,10 +135,12 @@ def train_step(
         raise TrainCheckFailed(f"step {inputs.step}: the frozen base weights changed during the step; restart the train worker")
 
     times.enter("evidence")
-    evidence = collect(backend, before, after, choose_sequences(grid))
-
-    times.enter("store")
-    checkpoint, adapter = write_state(store, after, config)
+    # Written meanwhile: nothing points to it before the record is claimed, and what takes seconds here is serving that waits.
+    with ThreadPoolExecutor(1, thread_name_prefix="write-state") as writer:
+        written = writer.submit(write_state, store, after, config)
+        evidence = collect(backend, before, after, choose_sequences(grid))
+        times.enter("store")
+        checkpoint, adapter = written.result()
     gate = store.put(evidence.document())
     times.enter("done")
     return TrainRecord(
