@@ -16,6 +16,7 @@ import torch
 
 from activities.train.backend import Floats, ScoredSequence, TrainerState
 from activities.train.fake import make_model
+from activities.train.megatron.attention import Segments, choose_kernel
 from activities.train.megatron.backend import MegatronBackend
 from activities.train.megatron.options import MegatronOptions
 from activities.train.megatron.processes import RankGroup, start_ranks
@@ -66,6 +67,14 @@ def derivatives(index: int, log_probs: Floats) -> Floats:
     return np.random.default_rng(index).standard_normal(log_probs.size)
 
 
+def _step(backend: MegatronBackend, state: TrainerState, sequences: list[ScoredSequence]) -> TrainerState:
+    """One step of a trajectory of its own."""
+    backend.load(state)
+    backend.accumulate(sequences, derivatives)
+    backend.apply(OptimizerSettings(learning_rate=LEARNING_RATE))
+    return backend.state()
+
+
 def cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float((one.ravel() @ other.ravel()) / (np.linalg.norm(one) * np.linalg.norm(other)))
 
@@ -80,8 +89,13 @@ def test_steps_equal_those_of_torch(group: RankGroup, family: str, folders: dict
     reference = TorchBackend(folder, LORA, TorchOptions(device="cuda", tokens_per_micro_batch=1024))  # float32
     ours.load(start)
     reference.load(start)
+    trajectory = start
     for step in range(3):
         sequences = batch(step)
+        # From the reference's state each time: where a gradient is zero but for rounding, Adam's step has the sign of the rounding
+        # and the size of any other, and gradients after it are those of another adapter (docs/numerics.md).
+        trajectory = _step(ours, trajectory, sequences)
+        ours.load(reference.state())
         expected = np.concatenate(reference.accumulate(sequences, derivatives))
         gap = np.abs(np.concatenate(ours.accumulate(sequences, derivatives)) - expected)
         gradients = {
@@ -96,11 +110,10 @@ def test_steps_equal_those_of_torch(group: RankGroup, family: str, folders: dict
             assert gap.max() < 1e-3
             for key, value in gradients.items():
                 np.testing.assert_allclose(found[key], value, rtol=0, atol=1e-3 * np.abs(value).max(), err_msg=key)
-        for backend in (ours, reference):
-            backend.apply(OptimizerSettings(learning_rate=LEARNING_RATE))
-    moved = np.concatenate([(ours.state().adapter[key] - value).ravel() for key, value in start.adapter.items()])
+        reference.apply(OptimizerSettings(learning_rate=LEARNING_RATE))
+    moved = np.concatenate([(trajectory.adapter[key] - value).ravel() for key, value in start.adapter.items()])
     target = np.concatenate([(reference.state().adapter[key] - value).ravel() for key, value in start.adapter.items()])
-    assert cosine(moved, target) > (0.9 if low else 0.999)
+    assert cosine(moved, target) > (0.9 if low else 0.99)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
@@ -122,3 +135,22 @@ def test_recomputation_changes_nothing_but_memory(folders: dict[str, Path], reco
     assert peaks[1] < peaks[0]
     for key, value in found[0].items():
         np.testing.assert_allclose(found[1][key], value, rtol=0, atol=0.02 * np.abs(value).max(), err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["cudnn", "torch_varlen"])
+@pytest.mark.parametrize("lengths", [[3000], [700, 2048, 60, 61, 5000]], ids=["one", "mixed"])
+def test_a_kernel_for_packed_sequences_equals_one_sequence_after_the_other(name: Any, lengths: list[int]) -> None:
+    device = torch.device("cuda")
+    _, kernel = choose_kernel(name, device, torch.bfloat16)
+    _, reference = choose_kernel("sdpa", device, torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    draws = [torch.randn(sum(lengths), heads, 128, generator=generator).to(device) for heads in (16, 4, 4, 16)]
+    results = []
+    for attend, dtype in ((kernel, torch.bfloat16), (reference, torch.float32)):
+        inputs = [t.to(torch.bfloat16).to(dtype).requires_grad_() for t in draws[:3]]
+        out = attend(inputs[0], inputs[1], inputs[2], Segments.of(lengths, device))
+        results.append([out, *torch.autograd.grad(out, inputs, draws[3].to(torch.bfloat16).to(dtype))])
+    for what, ours, theirs in zip(("out", "q", "k", "v"), *results, strict=True):
+        gap = float((ours.float() - theirs).norm() / theirs.norm())
+        print(f"{name} {what}: relative gap {gap:.1e}")
+        assert gap < 0.01, what
