@@ -14,11 +14,16 @@ from typing import Any
 
 import pytest
 
+from activities.blobs import Blobs, LocalStore
+from activities.records import Verdict
+from activities.run_store import RunStore
+from scripts.gate.steps import read_material
 from scripts.gpu.archives import Entry, batches
 from scripts.gpu.experiment import parse
 from scripts.gpu.models import config_of
 from scripts.gpu.parity import read_cases
 from scripts.gpu.prepare import TARGET, Preparation, platforms, tree_files, unzip, wanted
+from scripts.gpu.programs import Answer, describe
 from workers.ports import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -200,13 +205,13 @@ class TinyLab:
 
     def __init__(self, folder: Path) -> None:
         self.out = folder / "out"
-        self._home = folder / "home"
+        self.home = folder / "home"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("TTTD_", "TEMPORAL_"))}
         ports = {"TTTD_TEMPORAL_PORT": str(free_port()), "TTTD_TEMPORAL_UI_PORT": str(free_port())}
         self._environment = clean | ports
 
     def run(self, name: str, *options: str) -> dict[str, Any]:
-        where = ["--out", str(self.out), "--home", str(self._home), "--profile", "laptop", "--grid", "2x4"]
+        where = ["--out", str(self.out), "--home", str(self.home), "--profile", "laptop", "--grid", "2x4"]
         command = [sys.executable, "-m", "scripts.gpu.experiment", name, *where, *options]
         done = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]
@@ -219,7 +224,7 @@ class TinyLab:
 
     def down(self) -> None:
         command = [sys.executable, "-m", "console.main", "down"]
-        subprocess.run(command, cwd=ROOT, env=self._environment | {"TTTD_HOME": str(self._home)}, check=False, timeout=120)
+        subprocess.run(command, cwd=ROOT, env=self._environment | {"TTTD_HOME": str(self.home)}, check=False, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +262,14 @@ def test_gate_rates(lab: TinyLab) -> None:
     sure = [(case, passed) for case, passed in decided if "sibling" not in case and "another run" not in case]
     assert all(passed == (case == "right") for case, passed in sure), decided
     assert "decided wrongly" in (lab.out / results["trials"]).with_suffix(".md").read_text(encoding="utf-8")
+    run = RunStore(Blobs(LocalStore(lab.home / "store")), "rates-1")
+    ((judged,), (drawn,), (again,)) = (read_material(run, draw_rewards=draw) for draw in (False, True, True))
+    assert drawn.rows == again.rows, "drawn from the run's name"
+    assert [row.at for row in drawn.rows] == [row.at for row in judged.rows]
+    rewards = [row.reward for row in drawn.rows]
+    assert len(set(rewards)) == len(rewards) == 12
+    assert all(0 <= reward < 1 for reward in rewards)
+    assert [run.load(Verdict, row.verdict).reward for row in drawn.rows] == rewards
 
 
 @pytest.mark.slow
@@ -267,7 +280,6 @@ def test_throughput(lab: TinyLab) -> None:
     assert ours["rollouts"] == 8
     assert ours["tokens"] == direct["tokens"] == base["tokens"] > 0, "the same load"
     assert results["ours_to_direct"] == pytest.approx(ours["tokens_per_second"] / direct["tokens_per_second"])
-    assert results["publish_seconds"]
 
 
 @pytest.mark.slow
@@ -278,10 +290,54 @@ def test_learning(lab: TinyLab) -> None:
     for curve in results["curves"].values():
         assert [point["step"] for point in curve] == [1]
         assert 0 <= curve[0]["judge/valid_fraction"] <= 1
+    for (row,) in results["programs"].values():
+        assert row["answers"] == 8
+        assert row["distinct_valid"] <= row["valid"] <= 8
     fixed = results["fixed_parents"]
     assert (fixed["first"]["version"], fixed["last"]["version"]) == (0, 1)
     assert sum(fixed["last"]["outcomes"].values()) == 4
     assert (lab.out / "learning-learning-train.jsonl").read_text().count("\n") == 1
+
+
+def test_programs_are_counted_beside_their_seed() -> None:
+    answers = [
+        Answer(1, 0, "seed\n", True, 2.0),
+        Answer(1, 0, "seed", True, 2.0),
+        Answer(1, 1, "import scipy", True, 2.0 - 1e-6),
+        Answer(1, 1, "x", True, 2.1),
+        Answer(1, 1, "y", False, None),
+        Answer(1, 1, None, False, None),
+        Answer(2, 0, "x", True, 1.0),
+    ]
+    first, second = describe(answers, "seed", 2.0, 1)
+    assert first == {
+        "step": 1, "answers": 6, "valid": 4, "distinct_programs": 4, "distinct_valid": 3, "copies_of_the_seed": 2, "with_scipy": 1,
+        "of_one_score_in_their_group": 3, "as_good_as_the_seed": 3, "better_than_the_seed": 1,
+    }  # fmt: skip
+    assert (second["valid"], second["as_good_as_the_seed"], second["better_than_the_seed"]) == (1, 0, 0)
+    assert describe(answers, "seed", 2.0, -1)[1]["better_than_the_seed"] == 1
+
+
+def test_attention_kernels_alone() -> None:
+    command = [sys.executable, "-m", "scripts.gpu.attention", "--device", "cpu", "--kernels", "cudnn", "sdpa", "--lengths", "96"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    refused, row = (json.loads(line) for line in done.stdout.splitlines())
+    assert "attention kernel cudnn does not run here on cpu" in refused["refused"]
+    assert (row["kernel"], row["length"]) == ("sdpa", 96)
+    assert row["forward_ms"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_engine_back_ends(tmp_path: Path) -> None:
+    """One kind that starts, and one that cannot: the embedded engine knows no attention back-ends."""
+    command = [sys.executable, "-m", "scripts.gpu.backends", "--model", "packing", "--out", str(tmp_path), "--home", str(tmp_path)]
+    command += ["--kinds", "default", "triton:pytorch", "--requests", "3", "--prompt", "20", "--new", "5"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TTTD_", "TEMPORAL_"))}
+    subprocess.run(command, cwd=ROOT, env=clean, timeout=500, check=True)
+    found = json.loads((tmp_path / "backends.json").read_text(encoding="utf-8"))["results"]
+    assert found["default"]["tokens"] == 15
+    assert "unrecognized arguments: --attention-backend triton" in " ".join(found["triton:pytorch"]["log"])
 
 
 @pytest.mark.slow

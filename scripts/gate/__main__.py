@@ -3,7 +3,7 @@
     python -m scripts.gate HOME RUN OTHER_RUN --updates 36 --name packing-bfloat16 --engine-dtype bfloat16
     python -m scripts.gate HOME RUN OTHER_RUN --updates 36 --name coder-sglang --engine http://127.0.0.1:30000
 
-RUN and OTHER_RUN are trained runs of one task and model in HOME's store, with other seeds; both lend their grids. A trial takes a
+RUN and OTHER_RUN are runs of one task and model in HOME's store, with other seeds; both lend their grids. A trial takes a
 real optimizer step on a part of a grid, serves its adapter and the wrong ones, and asks the gate. Steps come in short chains: they
 start from version v and from what one to three steps made of it. Without --engine an embedded engine is started.
 Results go to docs/results/gate/NAME.{json,md}; docs/numerics.md says what follows from them.
@@ -18,7 +18,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,8 +68,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as directory:
         scratch = ScratchStore(LocalStore(arguments.home / "store"), Path(directory) / "store")
         store = Blobs(scratch)
-        runs = [read_material(RunStore(store, run), arguments.learning_rate) for run in (arguments.run, arguments.other)]
-        spec = runs[0][0].spec
+
+        def materials() -> list[list[Material]]:
+            stores = (RunStore(store, run) for run in (arguments.run, arguments.other))
+            return [read_material(one, arguments.learning_rate, draw_rewards=arguments.draw_rewards) for one in stores]
+
+        spec = materials()[0][0].spec
         folder = find_model(spec.request.model, Settings(home=arguments.home).model_directories)
         options = TorchOptions(
             arguments.threads, arguments.device, arguments.device != "cpu", arguments.tokens_per_micro_batch, arguments.recompute
@@ -84,17 +88,22 @@ def main() -> int:
         }
         with _engine(arguments, folder) as url:
             engine = Engine(EngineClient(url), RunStore(store, arguments.run), Path(directory) / "adapters")
-            _run(Trials(backend, engine, arguments.evidence), runs, scratch, about, arguments)
+            _run(Trials(backend, engine, arguments.evidence), materials, scratch, about, arguments)
     return 0
 
 
 def _run(
-    trials: Trials, runs: list[list[Material]], scratch: ScratchStore, about: dict[str, str], arguments: argparse.Namespace
+    trials: Trials,
+    materials: Callable[[], list[list[Material]]],
+    scratch: ScratchStore,
+    about: dict[str, str],
+    arguments: argparse.Namespace,
 ) -> None:
     """Chains in pairs, one from either run at the same step, until there are enough updates or the time is up."""
     until = time.monotonic() + arguments.seconds
     for number in itertools.count():
         rng = random.Random(f"gate {arguments.seed} {number}")
+        runs = materials()  # anew: what drawn rewards wrote went with the scratch store
         step = number % min(len(run) for run in runs)  # of every version alike
         chains = [chain(trials.backend, run[step], arguments.chain, arguments.parts, rng) for run in runs]
         for pairs in zip(*chains, strict=True):
@@ -120,6 +129,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop then, with what there is")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, help="of the steps tried; default: the runs' own")
+    parser.add_argument("--draw-rewards", action="store_true", help="at random, in the judge's stead: for models of random weights")
     parser.add_argument("--parts", type=int, default=16, help="that a grid is cut into; each is one step's grid")
     parser.add_argument("--chain", type=int, default=4, help="steps one after the other; takes two parts each")
     parser.add_argument("--no-siblings", dest="siblings", action="store_false", help="use siblings as impostors only")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from activities.records import Batch, BatchRow, GateEvidence, RunSpec, StepCommit, TrainRecord
+from activities.records import Batch, BatchRow, GateEvidence, RunSpec, StepCommit, Verdict
 from activities.run_store import RunStore
 from activities.train.backend import TrainerBackend
 from activities.train.checkpoints import read_state
@@ -56,11 +56,13 @@ class Update:
         return self.previous.adapter == self.material.initial.adapter
 
 
-def read_material(store: RunStore, learning_rate: float | None = None) -> list[Material]:
-    """Every trained step of a run, oldest first.
+def read_material(store: RunStore, learning_rate: float | None = None, *, draw_rewards: bool = False) -> list[Material]:
+    """Every step of a run that has a batch, oldest first.
 
     Args:
         learning_rate: of the steps to be taken; None: the run's own.
+        draw_rewards: in the judge's stead, uniform in [0, 1): a model that is a shape with random weights earns none, and a step
+            without rewards moves nothing.
 
     Raises:
         SystemExit: the run has none.
@@ -71,15 +73,25 @@ def read_material(store: RunStore, learning_rate: float | None = None) -> list[M
         spec = spec.model_copy(update={"request": spec.request.model_copy(update={"optimizer": optimizer})})
     found = []
     for step in range(1, (store.last_step() or 0) + 1):
-        before, record = store.commit_digest(step - 1), store.read(TrainRecord, store.step_key(step, "train"))
-        if spec is None or before is None or record is None:
+        before, batch = store.commit_digest(step - 1), store.read(Batch, store.step_key(step, "batch"))
+        if spec is None or before is None or batch is None:
             continue
         commit = store.load(StepCommit, before)
-        rows = store.load(Batch, record.batch).rows
+        rows = _rewarded(store, batch.rows) if draw_rewards else batch.rows
         found.append(Material(store, spec, step, commit.policy, commit.initial_policy, rows))
     if not found:
-        raise SystemExit(f"run {store.run_id} has no trained step; run it with train=on first")
+        raise SystemExit(f"run {store.run_id} has no step with a batch; let it finish one first")
     return found
+
+
+def _rewarded(store: RunStore, rows: Sequence[BatchRow]) -> tuple[BatchRow, ...]:
+    rng = random.Random(f"rewards {store.run_id}")
+    found = []
+    for row in rows:
+        reward = rng.random()
+        verdict = store.load(Verdict, row.verdict).model_copy(update={"reward": reward})
+        found.append(row.model_copy(update={"reward": reward, "verdict": store.put(verdict)}))
+    return tuple(found)
 
 
 def parts(material: Material, count: int, rng: random.Random) -> list[list[BatchRow]]:

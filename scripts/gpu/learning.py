@@ -26,6 +26,7 @@ from activities.sample.thinking import TAGS
 from activities.sample.tokens import PromptCodec, codec_for
 from scripts.gpu.doctor_and_gate import commit_of, first_engine, last_commit
 from scripts.gpu.lab import Lab
+from scripts.gpu.programs import describe, read_answers
 from tasks.registry import Task, load_task
 from workflows.contracts.base import Outcome, PolicyRef
 
@@ -47,6 +48,7 @@ def experiment(lab: Lab) -> None:
         for arm, run in zip(arms, pool.map(lambda arm: lab.run(f"learning-{arm}", *ARMS[arm]), arms), strict=True):
             curves[arm] = [_point(line) for line in lab.metrics(run.run_id)]
             lab.keep("curves", curves)
+    lab.keep("programs", {arm: programs(lab, RunStore(lab.blobs, f"learning-{arm}")) for arm in arms})
     lab.keep("fixed_parents", asyncio.run(fixed_parents(lab, RunStore(lab.blobs, "learning-train"))))
     lab.down()
 
@@ -54,6 +56,14 @@ def experiment(lab: Lab) -> None:
 def _point(line: dict[str, Any]) -> dict[str, Any]:
     seconds = {name: value for name, value in line.items() if name.endswith("_seconds") or name.startswith("time/")}
     return {"step": line["step"], **{name: line.get(name) for name in _CURVE}, **seconds}
+
+
+def programs(lab: Lab, run: RunStore) -> list[dict[str, Any]]:
+    """What a run's answers were, step by step, beside its seed."""
+    task = load_task(lab.wish.task)
+    codec = codec_for(find_model(lab.wish.model, lab.settings.model_directories), lab.spec(run).request.sampling.thinking)
+    seed = run.load(ArchiveState, commit_of(run, 0).archive).nodes[0]
+    return describe(read_answers(run, codec, task), seed.code, seed.score, task.sign)
 
 
 async def fixed_parents(lab: Lab, run: RunStore) -> dict[str, Any]:

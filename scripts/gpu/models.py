@@ -30,10 +30,16 @@ _TOKENIZER = (
 def convert(gguf: Path, folder: Path) -> None:
     """GGUF -> safetensors and tokenizer. Needs torch, transformers and gguf."""
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-    AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16).save_pretrained(folder)
+    # Newer transformers keep a GGUF's blocks as they are, and such a model cannot be saved; older ones only know dense weights.
+    dense = {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **dense)
+    model.hf_quantizer = None
+    model.config.__dict__.pop("quantization_config", None)
+    model.save_pretrained(folder)
 
 
 def config_of(shape: ModelShape) -> Any:

@@ -28,7 +28,7 @@ def experiment(lab: Lab) -> None:
     # Workers load tokenizers and the engine compiles kernels at their first work; a short grid takes that out of the measurement.
     lab.run("throughput-warm", last=("search.steps=1", "train=off", "sampling.max_new_tokens=16"))
     flush(lab)
-    run = lab.run("throughput", last=("search.steps=1",))
+    run = lab.run("throughput", last=("search.steps=1", "train=off"))
     records = [run.load(RolloutRecord, digest) for digest in stored(run, "rollout").values()]
     tokens = sum(len(record.response_tokens) for record in records)
     seconds = sampled_seconds(lab, run)
@@ -40,7 +40,6 @@ def experiment(lab: Lab) -> None:
         lab.keep(label, asyncio.run(ask_directly(lab, records, name)))
     direct = lab.results["direct_with_adapter"]["tokens_per_second"]
     lab.keep("ours_to_direct", ours["tokens_per_second"] / direct)
-    lab.keep("publish_seconds", [p.seconds for report in lab.reports(run) for p in report.publish])
     lab.down()
 
 
