@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,19 +34,23 @@ class SmallModel:
         self.enough = (full, mlp)
         self.breaks_in = breaks_in
         self.plans: list[RecomputePlan] = []
+        self._last: weakref.ref[torch.Tensor] | None = None
 
     def adapter(self) -> dict[str, torch.nn.Parameter]:
         return {"untouched": self.untouched, "weight": self.weight}
 
     def log_probs(self, sequences: Sequence[torch.Tensor], firsts: Sequence[int], plan: RecomputePlan) -> torch.Tensor:
         self.plans.append(plan)
+        assert self._last is None or self._last() is None, "the failed pass still holds its activations"
         scored = self.weight * torch.cat([s[first:].float() for s, first in zip(sequences, firsts, strict=True)])
         if (plan.full, plan.mlp) >= self.enough or plan.full == LAYERS:
             return scored
         if self.breaks_in == "forward":
             raise torch.OutOfMemoryError("forward")
         # The first half of the backward pass has left its gradients when the second half finds no memory.
-        return scored + Breaks.apply(self.weight)  # type: ignore[no-untyped-call,no-any-return]
+        broken: torch.Tensor = scored + Breaks.apply(self.weight)  # type: ignore[no-untyped-call]
+        self._last = weakref.ref(broken)
+        return broken
 
 
 class Breaks(torch.autograd.Function):

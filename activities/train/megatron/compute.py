@@ -150,6 +150,7 @@ class RankTrainer:
             What was recomputed in the end, and how often memory was too small.
         """
         derivatives: list[torch.Tensor] = []
+        scored: torch.Tensor | None = None
         for failures in itertools.count():
             try:
                 scored = self._forward(batch, plan)
@@ -160,7 +161,8 @@ class RankTrainer:
                 return plan, failures
             except torch.OutOfMemoryError as error:
                 plan = self._recompute_more(batch, plan, error)
-            # Outside of the handler, whose exception holds the failed pass's activations.
+            # Outside of the handler, whose exception holds the failed pass's activations, as its log-probs do.
+            scored = None
             for parameter in self._adapter.values():
                 parameter.grad = None
             if self._place.device.type == "cuda":
