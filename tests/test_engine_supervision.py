@@ -25,7 +25,9 @@ from activities.train.fake import FakeSearch, make_model
 from tests.unreliable import FOLDER, Orders
 from workers.engine import host as host_module
 from workers.engine.host import EngineHost, keep_running
+from workers.engine.launch import Launch
 from workers.engine.orphans import Session
+from workers.engine.process import launch_engine
 from workers.settings import Settings
 from workflows.contracts.messages import PublishRequest
 
@@ -227,3 +229,35 @@ def test_stand_ins_refuse_what_sglang_does_not_know(orders: Orders) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=FOLDER.parent.parent)
     assert done.returncode == 2
     assert "--enable-loras" in done.stderr
+
+
+NOISE = "[12:00:01] Received sigquit from a child process.\n[12:00:01] kill_process_tree called: parent_pid=7"
+TOO_SMALL = "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.3."
+
+
+@pytest.mark.parametrize(
+    ("earlier", "written", "told"),
+    [
+        (
+            "",
+            f"Traceback:\n  raise ValueError(\n{TOO_SMALL}\n\n{NOISE}\n",
+            f", the last error: {TOO_SMALL}, the last line: [12:00:01] kill",
+        ),
+        (f"{TOO_SMALL}\n", NOISE, ", the last line: [12:00:01] kill"),
+        ("", f"torch.OutOfMemoryError: {'x' * 400}", f", the last line: torch.OutOfMemoryError: {'x' * 276}"),
+        (f"{TOO_SMALL}\n", "", ""),
+    ],
+    ids=["cause before noise", "an engine before it", "the last line is the error", "silent"],
+)
+async def test_an_engine_that_ends_is_quoted_with_its_cause(tmp_path: Path, earlier: str, written: str, told: str) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(earlier)
+    launch = Launch([sys.executable, "-c", f"import sys; sys.stderr.write({written!r}); sys.exit(3)"], "http://127.0.0.1:9")
+    process = launch_engine(launch, log)
+    with pytest.raises(RuntimeError) as raised:
+        await process.ready()
+    said = str(raised.value)
+    assert said.startswith("the engine ended with code 3 while starting; its log is")
+    assert said.partition(str(log))[2].startswith(told)
+    assert bool(told) or said.endswith(str(log))
+    assert "last error" not in said or "last error" in told

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +30,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 POLL_SECONDS = 1.0
 _ASK_SECONDS = 25.0
 """For one question about its health: SGLang answers after one second when it is well, and after 20 when it is not."""
-_TAIL_BYTES = 4096
+_TAIL_BYTES = 16_384
+_TOLD = 300
+_ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
+"""How Python ends a traceback."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,6 +45,8 @@ class EngineProcess:
     launch: Launch
     log_file: Path
     session: Session
+    log_from: int = 0
+    """Byte of its log at which it began: the rest is of engines before it."""
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     heard: float = field(default_factory=time.monotonic)
     """time.monotonic() of its last good answer on /health."""
@@ -104,15 +110,18 @@ class EngineProcess:
         self.process.wait()
 
     def _told(self) -> str:
-        """Where the log is, and its last line."""
+        """Where the log is, its last line, and the last error in it: SGLang's own end is often told after the cause of it."""
         try:
             with self.log_file.open("rb") as stream:
-                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                stream.seek(max(self.log_from, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 lines = stream.read().decode(errors="replace").split("\n")
         except OSError:
             lines = []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"its log is {self.log_file}" + (f", the last line: {last[:300]}" if last else "")
+        error = next((line.strip() for line in reversed(lines) if _ERROR.match(line)), "")
+        told = f"its log is {self.log_file}"
+        told += f", the last error: {error[:_TOLD]}" if error and error != last else ""
+        return told + (f", the last line: {last[:_TOLD]}" if last else "")
 
 
 def start_engine(command: Sequence[str], url: str, log_file: Path) -> EngineProcess:
@@ -130,6 +139,7 @@ def launch_engine(launch: Launch, log_file: Path, pidfile: Path | None = None) -
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
+        log_from = output.tell()
         process = subprocess.Popen(
             launch.command,
             stdin=subprocess.DEVNULL,
@@ -143,7 +153,7 @@ def launch_engine(launch: Launch, log_file: Path, pidfile: Path | None = None) -
     if pidfile is not None:
         session.note(pidfile)
     log.info("engine_started", pid=process.pid, url=launch.url)
-    return EngineProcess(process, launch, log_file, session)
+    return EngineProcess(process, launch, log_file, session, log_from)
 
 
 def _die_with_parent() -> None:
