@@ -22,7 +22,7 @@ from activities.train.precision import float32_arithmetic
 from workflows.contracts.request import LoraSettings, OptimizerSettings
 
 _LOGIT_COPIES = 5
-"""Arrays of one chunk's logits in float32 that there must be room for: logits, softmax, gradient, two of half the size, one spare."""
+"""Arrays of one chunk's logits in float32 to leave room for: logits, softmax, gradient, two of half the size, one spare."""
 _MEMORY_MARGIN = 0.9
 """Of free memory: the estimate of activations leaves out small things, and the allocator fragments."""
 
