@@ -11,6 +11,7 @@ import torch
 
 from activities.errors import CorruptBlob
 from activities.train import torch_backend
+from activities.train.adam import adam_step
 from activities.train.backend import ScoredSequence, TrainerState, micro_batches
 from activities.train.fake import Family, make_model
 from activities.train.torch_backend import TorchBackend, TorchOptions
@@ -135,6 +136,18 @@ def test_adam_is_adam(folders: dict[Family, Path]) -> None:
     for key, value in values.items():
         np.testing.assert_allclose(state.adapter[key], value, atol=2e-6, err_msg=key)
         np.testing.assert_allclose(state.exp_avg[key], m[key], rtol=1e-4, atol=1e-6)
+
+
+def test_adam_makes_a_step_of_rounding() -> None:
+    """Why trainers that agree to rounding in a gradient may not in the next one: the size of a gradient does not matter to Adam."""
+    optimizer, moved = OptimizerSettings(learning_rate=1e-3), []
+    for rounding in (1e-6, -1e-6):
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        parameter.grad = torch.tensor([1.0, rounding])
+        adam_step({"p": parameter}, {}, 0, optimizer)
+        moved.append(parameter.detach())
+    assert moved[0][0] == moved[1][0]
+    assert float(moved[0][1] - moved[1][1]) == pytest.approx(-2e-3, rel=0.05)
 
 
 def test_base_fingerprint_stays_in_a_step_and_sees_one_changed_weight(

@@ -21,7 +21,7 @@ from activities.publish.placing import materialise
 from activities.records import AdapterManifest, Batch, Checkpoint, GateEvidence, TrainRecord
 from activities.train import evidence, stepping, training
 from activities.train.backend import ScoredSequence, TrainerState
-from activities.train.checkpoints import read_state
+from activities.train.checkpoints import read_state, write_state
 from activities.train.evidence import choose_sequences, collect
 from activities.train.fake import FakeSearch, make_model
 from activities.train.grid import Grid, GridRollout, load_grid
@@ -423,6 +423,28 @@ def test_a_failed_step_leaves_nothing_to_go_on_from(
         one.train(request)
     monkeypatch.undo()
     assert one.train(request).policy.checkpoint == step(search, 2, request.batch, policy).checkpoint
+
+
+def test_the_checkpoint_is_written_while_evidence_is_made(
+    search: FakeSearch, initial: PolicyRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, scored = threading.Event(), threading.Event()
+    met = []
+
+    def write(*arguments: Any) -> Any:
+        began.set()
+        met.append(scored.wait(10))
+        return write_state(*arguments)
+
+    def score(*arguments: Any) -> Any:
+        met.append(began.wait(10))
+        scored.set()
+        return collect(*arguments)
+
+    monkeypatch.setattr(stepping, "write_state", write)
+    monkeypatch.setattr(stepping, "collect", score)
+    step(search, 1, search.sample(1, initial), initial)
+    assert met == [True, True]
 
 
 def test_one_step_at_a_time(search: FakeSearch, initial: PolicyRef) -> None:

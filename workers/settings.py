@@ -18,6 +18,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 import tasks
+from activities.train.megatron.options import AttentionKernel, Recompute
 from tasks.environments import DEFAULT_DIRECTORY
 
 BUILT_IN_PROPOSERS = Path(tasks.__file__).parent / "proposers"
@@ -99,9 +100,9 @@ class Settings(BaseSettings):
     """Megatron: copies of the model. Tensor parallel times data parallel processes are started."""
     train_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
     """Tokens that go through the model at once; None: 2048 on a CPU, 16384 on a GPU. Longer sequences go alone."""
-    train_recompute: Literal["auto", "none", "selective", "full"] = "auto"
+    train_recompute: Recompute = "auto"
     """Megatron: activations that the backward pass computes again; `auto`: as few as memory allows."""
-    train_attention: Literal["auto", "flash_attn", "transformer_engine", "cudnn", "torch_varlen", "sdpa"] = "auto"
+    train_attention: AttentionKernel = "auto"
     """Megatron: attention kernel; `auto`: the first of these that runs here."""
     train_stall_seconds: float = Field(default=600.0, gt=0)
     """Megatron: silence after which ranks count as hung, are killed, and the step is tried again."""

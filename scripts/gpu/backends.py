@@ -4,7 +4,8 @@
 
 Engines start together, each with a small share of the GPU, and are measured one after the other. A back-end may need compilers or
 packages that are not there: its entry then holds the last lines of its log. The kind `default` is the settings' own. Other settings
-as for every command (TTTD_*); TTTD_ENGINE_MEMORY_FRACTION counts what is free when an engine starts.
+as for every command: TTTD_ENGINE_MEMORY_FRACTION counts what is free when an engine starts, TTTD_ENGINE_START_SECONDS is how long
+one may take.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from activities.models import find_model
 from activities.train.megatron.shape import read_shape
 from scripts.gpu.lab import hardware, versions
+from scripts.gpu.throughput import ask_directly, flush
 from workers.engine.launch import engine_launch
 from workers.engine.process import EngineProcess, launch_engine
 from workers.ports import free_port
@@ -31,57 +31,36 @@ from workers.settings import Settings, load_settings
 _LAST_LINES = 12
 
 
-def start(settings: Settings, model: str, kind: str, home: Path) -> tuple[EngineProcess, Path, str]:
-    """An engine of this kind, its log and its address."""
+def start(settings: Settings, model: Path, kind: str, home: Path) -> tuple[EngineProcess, Path]:
+    """An engine of this kind, and its log."""
     attention, _, sampling = kind.partition(":")
     more = () if kind == "default" else ("--attention-backend", attention, "--sampling-backend", sampling)
     chosen = settings.model_copy(update={"engine_args": (*settings.engine_args, *more)})
-    launch = engine_launch(chosen, find_model(model, settings.model_directories), free_port(settings.engine_host))
+    launch = engine_launch(chosen, model, free_port(settings.engine_host))
     log = home / "logs" / f"backend-{kind.replace(':', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    return launch_engine(launch, log), log, launch.url
+    return launch_engine(launch, log), log
 
 
-async def load(url: str, vocabulary: int, requests: int, prompt: int, new: int) -> dict[str, Any]:
-    """The same requests for every engine, all at once, without an adapter; the first round warms up."""
-    rng = np.random.default_rng(0)
-    prompts = rng.integers(vocabulary // 4, vocabulary // 2, (requests, prompt)).tolist()
-    limits = httpx.Limits(max_connections=requests)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=600, trust_env=False) as client:
-
-        async def ask(tokens: list[int]) -> int:
-            parameters = {"max_new_tokens": new, "temperature": 1.0, "ignore_eos": True}
-            response = await client.post("/generate", json={"input_ids": tokens, "sampling_params": parameters})
-            response.raise_for_status()
-            return int(response.json()["meta_info"]["completion_tokens"])
-
-        seconds = 0.0
-        for _ in range(2):
-            await client.post("/flush_cache")
-            began = time.monotonic()
-            found = sum(await asyncio.gather(*(ask(tokens) for tokens in prompts)))
-            seconds = time.monotonic() - began
-    return {"tokens": found, "seconds": round(seconds, 2), "tokens_per_second": round(found / seconds)}
-
-
-async def measure(engines: dict[str, tuple[EngineProcess, Path, str]], wish: argparse.Namespace) -> dict[str, Any]:
-    """Every engine that comes up; the last words of those that do not."""
+async def measure(engines: dict[str, tuple[EngineProcess, Path]], load: list[tuple[list[int], int]]) -> dict[str, Any]:
+    """The second of two rounds on every engine that comes up; the last words of those that do not."""
 
     async def ready(process: EngineProcess) -> str:
         try:
-            await asyncio.wait_for(process.ready(), wish.start_seconds)
-        except Exception as error:  # whatever a back-end that cannot run here does
-            return f"{type(error).__name__}: {error}"
+            await process.ready()
+        except RuntimeError as error:
+            return str(error)
         return ""
 
-    failures = dict(zip(engines, await asyncio.gather(*(ready(process) for process, _, _ in engines.values())), strict=True))
-    vocabulary = read_shape(find_model(wish.model, load_settings().model_directories)).vocabulary
+    failures = dict(zip(engines, await asyncio.gather(*(ready(process) for process, _ in engines.values())), strict=True))
     found: dict[str, Any] = {}
-    for kind, (process, log, url) in engines.items():
-        if not failures[kind]:
-            found[kind] = await load(url, vocabulary, wish.requests, wish.prompt, wish.new)
-        else:
+    for kind, (process, log) in engines.items():
+        if failures[kind]:
             found[kind] = {"failed": failures[kind], "log": log.read_text(errors="replace").splitlines()[-_LAST_LINES:]}
+        else:
+            for _ in range(2):  # the first compiles
+                flush(process.url)
+                found[kind] = await ask_directly(process.url, load, None)
         process.stop()
         print(kind, found[kind], flush=True)
     return found
@@ -96,15 +75,17 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--new", type=int, default=512)
-    parser.add_argument("--start-seconds", type=float, default=300.0)
     wish = parser.parse_args()
     settings = load_settings()
-    engines = {kind: start(settings, wish.model, kind, wish.home) for kind in wish.kinds}
+    model = find_model(wish.model, settings.model_directories)
+    vocabulary = read_shape(model).vocabulary
+    prompts = np.random.default_rng(0).integers(vocabulary // 4, vocabulary // 2, (wish.requests, wish.prompt)).tolist()
+    engines = {kind: start(settings, model, kind, wish.home) for kind in wish.kinds}
     document = {
         "command": " ".join(["python -m scripts.gpu.backends", *sys.argv[1:]]),
         "hardware": hardware(),
         "versions": versions(),
-        "results": asyncio.run(measure(engines, wish)),
+        "results": asyncio.run(measure(engines, [(prompt, wish.new) for prompt in prompts])),
     }
     wish.out.mkdir(parents=True, exist_ok=True)
     (wish.out / "backends.json").write_text(json.dumps(document, indent=1), encoding="utf-8")

@@ -18,7 +18,7 @@ from activities.judge.sandbox import Sandbox, SandboxSettings, open_sandbox
 from activities.judge.slots import Slots
 from activities.models import find_model
 from activities.publish.placing import materialise
-from activities.records import ArchiveState, RunSpec
+from activities.records import ArchiveState, Node, RunSpec
 from activities.run_store import RunStore
 from activities.sample.extract import extract_program
 from activities.sample.sampling import views
@@ -60,10 +60,13 @@ def _point(line: dict[str, Any]) -> dict[str, Any]:
 
 def programs(lab: Lab, run: RunStore) -> list[dict[str, Any]]:
     """What a run's answers were, step by step, beside its seed."""
-    task = load_task(lab.wish.task)
-    codec = codec_for(find_model(lab.wish.model, lab.settings.model_directories), lab.spec(run).request.sampling.thinking)
-    seed = run.load(ArchiveState, commit_of(run, 0).archive).nodes[0]
-    return describe(read_answers(run, codec, task), seed.code, seed.score, task.sign)
+    seed = seed_of(run)
+    return describe(read_answers(run), seed.code, seed.score, load_task(lab.wish.task).sign)
+
+
+def seed_of(run: RunStore) -> Node:
+    """The first state of a run's archive, which all of its arms and the fixed parents' prompt begin from."""
+    return run.load(ArchiveState, commit_of(run, 0).archive).nodes[0]
 
 
 async def fixed_parents(lab: Lab, run: RunStore) -> dict[str, Any]:
@@ -71,7 +74,7 @@ async def fixed_parents(lab: Lab, run: RunStore) -> dict[str, Any]:
     spec, task = lab.spec(run), load_task(lab.wish.task)
     codec = codec_for(find_model(lab.wish.model, lab.settings.model_directories), spec.request.sampling.thinking)
     first, last = commit_of(run, 0), last_commit(run)
-    parent = run.load(ArchiveState, first.archive).nodes[0]
+    parent = seed_of(run)
     prompt = codec.encode_fitting(
         *views(spec, task, parent),
         context_tokens=spec.request.sampling.context_tokens,

@@ -12,10 +12,6 @@ from typing import Any
 
 from activities.records import Batch, RolloutRecord
 from activities.run_store import RunStore
-from activities.sample.extract import extract_program
-from activities.sample.thinking import TAGS
-from activities.sample.tokens import PromptCodec
-from tasks.registry import Task
 from workflows.contracts.base import Outcome
 
 _CLOSE, _ROUNDING = 1e-4, 1e-9
@@ -33,14 +29,13 @@ class Answer:
     score: float | None
 
 
-def read_answers(run: RunStore, codec: PromptCodec, task: Task) -> Iterator[Answer]:
+def read_answers(run: RunStore) -> Iterator[Answer]:
     """Every rollout of every step that has a batch."""
     for step in range(1, (run.last_step() or 0) + 1):
         batch = run.read(Batch, run.step_key(step, "batch"))
         assert batch is not None, f"step {step} of {run.run_id} has no batch"
         for row in batch.rows:
-            tokens = run.load(RolloutRecord, row.rollout).response_tokens
-            program = extract_program(codec.decode(list(tokens)), task.language, codec.style or TAGS)
+            program = run.load(RolloutRecord, row.rollout).program
             yield Answer(step, row.at.group, program, row.outcome is Outcome.VALID, row.score)
 
 

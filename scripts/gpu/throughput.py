@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,19 @@ def experiment(lab: Lab) -> None:
     lab.up()
     # Workers load tokenizers and the engine compiles kernels at their first work; a short grid takes that out of the measurement.
     lab.run("throughput-warm", last=("search.steps=1", "train=off", "sampling.max_new_tokens=16"))
-    flush(lab)
+    url = first_engine(lab).url
+    flush(url)
     run = lab.run("throughput", last=("search.steps=1", "train=off"))
     records = [run.load(RolloutRecord, digest) for digest in stored(run, "rollout").values()]
     tokens = sum(len(record.response_tokens) for record in records)
     seconds = sampled_seconds(lab, run)
     ours = {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds, "rollouts": len(records)}
     lab.keep("through_our_worker", ours | {"engines": sorted({record.engine for record in records})})
+    load = [(record.prompt_tokens, len(record.response_tokens)) for record in records]
     adapter = commit_of(run, 0).policy.name
     for label, name in (("direct_with_adapter", adapter), ("direct_base", None)):
-        flush(lab)
-        lab.keep(label, asyncio.run(ask_directly(lab, records, name)))
+        flush(url)
+        lab.keep(label, asyncio.run(ask_directly(url, load, name)))
     direct = lab.results["direct_with_adapter"]["tokens_per_second"]
     lab.keep("ours_to_direct", ours["tokens_per_second"] / direct)
     lab.down()
@@ -52,25 +55,28 @@ def sampled_seconds(lab: Lab, run: RunStore) -> float:
     return max(rollouts) - (root / run.step_key(1, "plan")).stat().st_mtime
 
 
-def flush(lab: Lab) -> None:
+def flush(url: str) -> None:
     """Empty the engine's prefix cache; the embedded engine has none."""
-    httpx.post(f"{first_engine(lab).url}/flush_cache", timeout=60, trust_env=False)
+    httpx.post(f"{url}/flush_cache", timeout=60, trust_env=False)
 
 
-async def ask_directly(lab: Lab, records: list[RolloutRecord], adapter: str | None) -> dict[str, Any]:
-    """Every prompt at once, one request each, as a bare HTTP client would."""
-    url = first_engine(lab).url
-    limits = httpx.Limits(max_connections=len(records))
+async def ask_directly(url: str, load: Sequence[tuple[Sequence[int], int]], adapter: str | None) -> dict[str, Any]:
+    """Every request at once, as a bare HTTP client would; log-probs come along, as a run needs them.
+
+    Args:
+        load: (prompt, number of new tokens) of each request.
+    """
+    limits = httpx.Limits(max_connections=len(load))
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=_REQUEST_SECONDS, trust_env=False) as client:
 
-        async def ask(record: RolloutRecord) -> int:
-            parameters = {"max_new_tokens": len(record.response_tokens), "temperature": 1.0, "ignore_eos": True}
-            body = {"input_ids": list(record.prompt_tokens), "sampling_params": parameters, "return_logprob": True}
+        async def ask(prompt: Sequence[int], new: int) -> int:
+            parameters = {"max_new_tokens": new, "temperature": 1.0, "ignore_eos": True}
+            body = {"input_ids": list(prompt), "sampling_params": parameters, "return_logprob": True}
             response = await client.post("/generate", json=body | ({"lora_path": adapter} if adapter else {}))
             response.raise_for_status()
             return int(response.json()["meta_info"]["completion_tokens"])
 
         began = time.monotonic()
-        tokens = sum(await asyncio.gather(*(ask(record) for record in records if record.response_tokens)))
+        tokens = sum(await asyncio.gather(*(ask(prompt, new) for prompt, new in load if new)))
         seconds = time.monotonic() - began
     return {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_second": tokens / seconds}

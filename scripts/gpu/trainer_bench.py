@@ -25,7 +25,7 @@ import torch
 
 from activities.train.backend import Floats, ScoredSequence, TrainerBackend, TrainerState
 from activities.train.megatron.backend import MegatronBackend
-from activities.train.megatron.options import AttentionKernel, MegatronOptions
+from activities.train.megatron.options import AttentionKernel, MegatronOptions, Recompute
 from activities.train.megatron.shape import ModelShape, read_shape
 from activities.train.megatron.sharding import adapter_shapes
 from activities.train.torch_backend import TorchBackend, TorchOptions
@@ -189,7 +189,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--tokens-per-micro-batch", type=int, default=16_384)
     parser.add_argument("--logits-per-chunk", type=int, default=1 << 28)
-    parser.add_argument("--recompute", choices=["auto", "none", "selective", "full"], default="auto")
+    parser.add_argument("--recompute", choices=get_args(Recompute), default="auto")
     parser.add_argument("--attention", choices=get_args(AttentionKernel), default="auto")
     parser.add_argument("--matrix", type=int, default=8192, help="size of the multiplication that sets the ceiling")
     return parser.parse_args(arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -130,8 +129,8 @@ class RankTrainer:
         plan, again = self._plan(longest), 0
         found: dict[str, torch.Tensor] = {}
         for batch in batches:
-            used, failures = self._backward(batch, plan, derivatives_of)
-            plan, again = used, again + failures
+            plan, failures = self._backward(batch, plan, derivatives_of)
+            again += failures
             for key, parameter in self._adapter.items():
                 if parameter.grad is not None:
                     found[key] = found[key].add_(parameter.grad) if key in found else parameter.grad
@@ -149,25 +148,25 @@ class RankTrainer:
         Returns:
             What was recomputed in the end, and how often memory was too small.
         """
-        derivatives: list[torch.Tensor] = []
+        derivatives: Floats | None = None
         scored: torch.Tensor | None = None
-        for failures in itertools.count():
+        failures = 0
+        while True:
             try:
                 scored = self._forward(batch, plan)
-                if not derivatives:  # asked for once, whatever happens
-                    values = derivatives_of(batch.number, self._split(batch, scored))
-                    derivatives.append(torch.tensor(values, dtype=scored.dtype, device=scored.device))
-                scored.backward(*derivatives)  # type: ignore[no-untyped-call]
+                if derivatives is None:  # asked for once, whatever happens
+                    derivatives = derivatives_of(batch.number, self._split(batch, scored))
+                scored.backward(torch.tensor(derivatives, dtype=scored.dtype, device=scored.device))  # type: ignore[no-untyped-call]
                 return plan, failures
             except torch.OutOfMemoryError as error:
                 plan = self._recompute_more(batch, plan, error)
+                failures += 1
             # Outside of the handler, whose exception holds the failed pass's activations, as its log-probs do.
             scored = None
             for parameter in self._adapter.values():
                 parameter.grad = None
             if self._place.device.type == "cuda":
                 torch.cuda.empty_cache()
-        raise AssertionError("the loop above ends by itself")
 
     def _recompute_more(self, batch: Packed, plan: RecomputePlan, error: torch.OutOfMemoryError) -> RecomputePlan:
         """The next plan that needs less memory; later calls count on less from the start.

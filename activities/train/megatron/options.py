@@ -9,7 +9,8 @@ from typing import Literal
 from activities.errors import InputError
 
 Recompute = Literal["auto", "none", "selective", "full"]
-AttentionKernel = Literal["auto", "flash_attn", "transformer_engine", "cudnn", "torch_varlen", "sdpa"]
+AttentionKernel = Literal["auto", "transformer_engine", "cudnn", "flash_attn", "torch_varlen", "sdpa"]
+"""In the order in which `auto` tries them."""
 
 
 @dataclass(frozen=True)
